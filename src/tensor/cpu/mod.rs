@@ -1,0 +1,171 @@
+//! This machine's cores. What has no kernel of its own here goes to the reference backend.
+use super::{
+    Backend, InOut, Pool, View, ViewMut,
+    backend::{AdamStep, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
+    reference::Reference,
+};
+use crate::{Error, Result};
+use std::sync::Arc;
+
+pub(crate) struct Cpu {
+    plain: Reference,
+    threads: usize,
+}
+
+impl Cpu {
+    pub(crate) fn new(threads: usize) -> Result<Cpu> {
+        if threads == 0 {
+            return Err(Error::device("cpu: at least one thread is needed, got 0"));
+        }
+        Ok(Cpu { plain: Reference::new(), threads })
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+    fn pool(&self) -> &Arc<Pool> {
+        self.plain.pool()
+    }
+    fn threads(&self) -> usize {
+        self.threads
+    }
+    fn fill(&self, value: f64, y: ViewMut) -> Result<()> {
+        self.plain.fill(value, y)
+    }
+    fn copy(&self, x: View, y: ViewMut) -> Result<()> {
+        self.plain.copy(x, y)
+    }
+    fn unary(&self, op: Unary, x: View, y: ViewMut) -> Result<()> {
+        self.plain.unary(op, x, y)
+    }
+    fn unary_grad(&self, op: Unary, saved: View, dy: View, dx: ViewMut) -> Result<()> {
+        self.plain.unary_grad(op, saved, dy, dx)
+    }
+    fn binary(&self, op: Binary, a: View, b: View, y: ViewMut) -> Result<()> {
+        self.plain.binary(op, a, b, y)
+    }
+    fn axpy(&self, alpha: f64, x: View, y: InOut) -> Result<()> {
+        self.plain.axpy(alpha, x, y)
+    }
+    fn reduce(&self, op: Reduce, dims: [usize; 3], x: View, y: ViewMut) -> Result<()> {
+        self.plain.reduce(op, dims, x, y)
+    }
+    fn all_finite(&self, x: View) -> Result<bool> {
+        self.plain.all_finite(x)
+    }
+    fn gemm(&self, g: Gemm, a: View, b: View, bias: Option<View>, y: ViewMut) -> Result<()> {
+        self.plain.gemm(g, a, b, bias, y)
+    }
+    fn conv2d(&self, c: Conv2d, x: View, w: View, bias: Option<View>, y: ViewMut) -> Result<()> {
+        self.plain.conv2d(c, x, w, bias, y)
+    }
+    fn conv2d_input_grad(&self, c: Conv2d, w: View, dy: View, dx: ViewMut) -> Result<()> {
+        self.plain.conv2d_input_grad(c, w, dy, dx)
+    }
+    fn conv2d_weight_grad(&self, c: Conv2d, x: View, dy: View, dw: ViewMut) -> Result<()> {
+        self.plain.conv2d_weight_grad(c, x, dy, dw)
+    }
+    fn max_pool2d(&self, p: Pool2d, x: View, y: ViewMut, arg: ViewMut) -> Result<()> {
+        self.plain.max_pool2d(p, x, y, arg)
+    }
+    fn max_pool2d_grad(&self, p: Pool2d, arg: View, dy: View, dx: ViewMut) -> Result<()> {
+        self.plain.max_pool2d_grad(p, arg, dy, dx)
+    }
+    fn avg_pool2d(&self, p: Pool2d, x: View, y: ViewMut) -> Result<()> {
+        self.plain.avg_pool2d(p, x, y)
+    }
+    fn avg_pool2d_grad(&self, p: Pool2d, dy: View, dx: ViewMut) -> Result<()> {
+        self.plain.avg_pool2d_grad(p, dy, dx)
+    }
+    fn batch_stats(&self, x: View, mean: ViewMut, var: ViewMut) -> Result<()> {
+        self.plain.batch_stats(x, mean, var)
+    }
+    fn batch_norm(&self, eps: f64, x: View, stats: [View; 2], gamma: View, beta: View, y: ViewMut) -> Result<()> {
+        self.plain.batch_norm(eps, x, stats, gamma, beta, y)
+    }
+    fn batch_norm_weight_grad(
+        &self,
+        eps: f64,
+        x: View,
+        stats: [View; 2],
+        dy: View,
+        dgamma: ViewMut,
+        dbeta: ViewMut,
+    ) -> Result<()> {
+        self.plain.batch_norm_weight_grad(eps, x, stats, dy, dgamma, dbeta)
+    }
+    fn batch_norm_input_grad(
+        &self,
+        eps: f64,
+        x: View,
+        stats: [View; 2],
+        gamma: View,
+        sums: [View; 2],
+        dy: View,
+        dx: ViewMut,
+    ) -> Result<()> {
+        self.plain.batch_norm_input_grad(eps, x, stats, gamma, sums, dy, dx)
+    }
+    fn layer_norm(
+        &self,
+        eps: f64,
+        x: View,
+        gamma: View,
+        beta: View,
+        y: ViewMut,
+        mean: ViewMut,
+        rstd: ViewMut,
+    ) -> Result<()> {
+        self.plain.layer_norm(eps, x, gamma, beta, y, mean, rstd)
+    }
+    fn layer_norm_input_grad(&self, x: View, stats: [View; 2], gamma: View, dy: View, dx: ViewMut) -> Result<()> {
+        self.plain.layer_norm_input_grad(x, stats, gamma, dy, dx)
+    }
+    fn layer_norm_weight_grad(
+        &self,
+        x: View,
+        stats: [View; 2],
+        dy: View,
+        dgamma: ViewMut,
+        dbeta: ViewMut,
+    ) -> Result<()> {
+        self.plain.layer_norm_weight_grad(x, stats, dy, dgamma, dbeta)
+    }
+    fn softmax(&self, x: View, y: ViewMut) -> Result<()> {
+        self.plain.softmax(x, y)
+    }
+    fn softmax_grad(&self, y: View, dy: View, dx: ViewMut) -> Result<()> {
+        self.plain.softmax_grad(y, dy, dx)
+    }
+    fn cross_entropy(
+        &self,
+        c: CrossEntropy,
+        logits: View,
+        classes: View,
+        loss: ViewMut,
+        correct: ViewMut,
+        prob: ViewMut,
+    ) -> Result<()> {
+        self.plain.cross_entropy(c, logits, classes, loss, correct, prob)
+    }
+    fn cross_entropy_grad(&self, c: CrossEntropy, prob: View, classes: View, dy: View, dx: ViewMut) -> Result<()> {
+        self.plain.cross_entropy_grad(c, prob, classes, dy, dx)
+    }
+    fn embedding(&self, table: View, ids: View, y: ViewMut) -> Result<()> {
+        self.plain.embedding(table, ids, y)
+    }
+    fn embedding_grad(&self, ids: View, dy: View, dtable: ViewMut) -> Result<()> {
+        self.plain.embedding_grad(ids, dy, dtable)
+    }
+    fn dropout(&self, d: Dropout, x: View, y: ViewMut) -> Result<()> {
+        self.plain.dropout(d, x, y)
+    }
+    fn sgd(&self, s: SgdStep, g: View, w: InOut, v: Option<InOut>) -> Result<()> {
+        self.plain.sgd(s, g, w, v)
+    }
+    fn adam(&self, s: AdamStep, g: View, w: InOut, m: InOut, v: InOut) -> Result<()> {
+        self.plain.adam(s, g, w, m, v)
+    }
+}

@@ -1,0 +1,60 @@
+//! Where tensors live and their arithmetic is done.
+use super::{Backend, Pool, PoolStats, cpu::Cpu, meta::Meta, reference::Reference};
+use crate::Result;
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+/// A device: a backend and its memory. Cheap to clone; two are equal if they are the same one, and tensors of different
+/// devices do not mix.
+#[derive(Clone)]
+pub struct Device(Arc<dyn Backend>);
+
+impl Device {
+    /// The executable specification: plain loops that accumulate in `f64`. One for the process.
+    pub fn reference() -> Device {
+        static ONE: OnceLock<Device> = OnceLock::new();
+        ONE.get_or_init(|| Device(Arc::new(Reference::new()))).clone()
+    }
+
+    /// A new device whose tensors have shapes but no data; it counts the operations and bytes that work would take.
+    pub fn meta() -> Device {
+        Device(Arc::new(Meta::new()))
+    }
+
+    /// A new device on this machine's cores whose kernels use `threads` threads (at least one) of its own.
+    ///
+    /// # Errors
+    /// If the threads cannot be started.
+    pub fn cpu(threads: usize) -> Result<Device> {
+        Ok(Device(Arc::new(Cpu::new(threads)?)))
+    }
+
+    /// What it can do.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.0
+    }
+
+    /// Its memory.
+    pub fn pool(&self) -> &Arc<Pool> {
+        self.0.pool()
+    }
+
+    /// The counters of its memory.
+    pub fn memory(&self) -> PoolStats {
+        self.0.pool().stats()
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.0.name())
+    }
+}
