@@ -1,4 +1,5 @@
 //! Pipewright: deep learning with the pipeline built in.
 pub mod error;
+pub mod pipeline;
 pub mod tensor;
 pub use error::{Context, Error, ErrorKind, Result};

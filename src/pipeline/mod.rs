@@ -1,0 +1,3 @@
+//! The pipeline: profile, plan, schedule, run.
+pub mod schedule;
+pub mod transport;
