@@ -222,7 +222,8 @@ impl Conv2d {
     /// Output height and width, or why there is none.
     pub fn out(&self) -> Result<[usize; 2]> {
         let positive = [self.stride, self.dilation, self.kernel].iter().flatten().all(|&v| v > 0);
-        if !positive || self.groups == 0 || self.ci % self.groups != 0 || self.co % self.groups != 0 {
+        if !positive || self.groups == 0 || !self.ci.is_multiple_of(self.groups) || !self.co.is_multiple_of(self.groups)
+        {
             return Err(Error::shape(format!(
                 "conv2d: kernel, stride and dilation must be positive and groups divide both channel counts, got kernel {:?} stride {:?} dilation {:?} groups {} channels {} to {}",
                 self.kernel, self.stride, self.dilation, self.groups, self.ci, self.co
@@ -236,6 +237,22 @@ impl Conv2d {
                 self.kernel, self.dilation, self.hw, self.padding
             ))),
         }
+    }
+
+    /// The shape of x.
+    pub fn x_shape(&self) -> [usize; 4] {
+        [self.n, self.hw[0], self.hw[1], self.ci]
+    }
+
+    /// The shape of w.
+    pub fn w_shape(&self) -> [usize; 4] {
+        [self.kernel[0], self.kernel[1], self.ci / self.groups.max(1), self.co]
+    }
+
+    /// The shape of y, or why there is none.
+    pub fn y_shape(&self) -> Result<[usize; 4]> {
+        let [oh, ow] = self.out()?;
+        Ok([self.n, oh, ow, self.co])
     }
 
     /// Multiply-adds of the forward pass, times two.
@@ -258,6 +275,17 @@ impl Pool2d {
                 self.kernel, self.stride, self.padding, self.hw
             ))),
         }
+    }
+
+    /// The shape of x.
+    pub fn x_shape(&self) -> [usize; 4] {
+        [self.n, self.hw[0], self.hw[1], self.c]
+    }
+
+    /// The shape of y, or why there is none.
+    pub fn y_shape(&self) -> Result<[usize; 4]> {
+        let [oh, ow] = self.out()?;
+        Ok([self.n, oh, ow, self.c])
     }
 }
 

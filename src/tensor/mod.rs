@@ -9,6 +9,7 @@ mod dtype;
 mod interop;
 mod meta;
 mod ops;
+mod ops_nn;
 mod reference;
 mod rng;
 mod shape;

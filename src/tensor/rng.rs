@@ -55,7 +55,7 @@ impl Philox {
     /// A uniform integer below `n` (n > 0), by multiplication of 64 bits.
     pub fn below(&self, item: u64, block: u64, n: u64) -> u64 {
         let [a, b, ..] = self.block(item, block);
-        ((u128::from(a) << 32 | u128::from(b)) * u128::from(n) >> 64) as u64
+        ((((u128::from(a) << 32) | u128::from(b)) * u128::from(n)) >> 64) as u64
     }
 
     /// The numbers 0..n in random order (Fisher–Yates).
