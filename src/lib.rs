@@ -1,5 +1,7 @@
 //! Pipewright: deep learning with the pipeline built in.
+pub mod autograd;
 pub mod error;
+pub mod layers;
 pub mod pipeline;
 pub mod tensor;
 pub use error::{Context, Error, ErrorKind, Result};

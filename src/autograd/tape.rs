@@ -1,0 +1,278 @@
+//! The tape: what a forward pass recorded, consumed by its backward pass.
+use super::op::{Mask, Op, Saved, Sink, fold};
+use crate::{Context, Error, Result, tensor::Tensor};
+
+pub(super) type VarId = usize;
+
+/// What a value depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Path {
+    /// Nothing that is learned or fed.
+    Const,
+    /// Parameters only: its gradient is the business of W.
+    Param,
+    /// The input of the stage: an activation, also where the input itself needs no gradient, so that I and W share the work
+    /// in the same way in every stage.
+    Data,
+}
+
+/// A value during the forward pass.
+#[derive(Clone, Debug)]
+pub struct Var {
+    pub(super) value: Tensor,
+    pub(super) id: VarId,
+    pub(super) tape: u64,
+    pub(super) path: Path,
+    pub(super) needs_grad: bool,
+    pub(super) param: Option<usize>,
+}
+
+impl Var {
+    /// The value.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// The length of each axis.
+    pub fn shape(&self) -> &[usize] {
+        self.value.shape()
+    }
+
+    /// Whether a gradient will be asked for it.
+    pub fn needs_grad(&self) -> bool {
+        self.needs_grad
+    }
+}
+
+struct Input {
+    id: VarId,
+    path: Path,
+    needs_grad: bool,
+}
+
+struct Node {
+    op: Box<dyn Op>,
+    inputs: Vec<Input>,
+    ids: Vec<VarId>,
+    outputs: Vec<VarId>,
+    path: Path,
+    saved: Saved,
+}
+
+impl Node {
+    /// The inputs of kind `path` whose gradient is wanted.
+    fn wanted(&self, path: Path) -> Mask {
+        self.inputs.iter().enumerate().filter(|(_, i)| i.needs_grad && i.path == path).map(|(i, _)| i).collect()
+    }
+
+    fn backward(&mut self, dy: &[Option<Tensor>], wrt: Mask, grads: &mut [Option<Tensor>]) -> Result<()> {
+        let mut sink = Sink { inputs: &self.ids, grads };
+        let done = self.op.backward(&mut self.saved, dy, wrt, &mut sink);
+        self.saved.release(wrt);
+        done.context(|| format!("backward of {}", self.op.name()))
+    }
+}
+
+/// The record of one forward pass. Backward consumes it: a second one does not compile.
+pub struct Tape {
+    serial: u64,
+    nodes: Vec<Node>,
+    vars: usize,
+    /// Variables that stand for a parameter's use in one node.
+    params: Vec<(VarId, usize)>,
+}
+
+impl Tape {
+    pub(super) fn new(serial: u64) -> Tape {
+        Tape { serial, nodes: Vec::new(), vars: 0, params: Vec::new() }
+    }
+
+    pub(super) fn var(&mut self, value: Tensor, path: Path, needs_grad: bool) -> Var {
+        self.vars += 1;
+        Var { value, id: self.vars - 1, tape: self.serial, path, needs_grad, param: None }
+    }
+
+    pub(super) fn param(&mut self, value: Tensor, slot: usize, id: usize) -> Var {
+        let var = self.var(value, Path::Param, true);
+        self.params.push((var.id, slot));
+        Var { param: Some(id), ..var }
+    }
+
+    pub(super) fn push(&mut self, op: Box<dyn Op>, inputs: &[&Var], outputs: &[Var], path: Path, saved: Saved) {
+        self.nodes.push(Node {
+            op,
+            ids: inputs.iter().map(|v| v.id).collect(),
+            inputs: inputs.iter().map(|v| Input { id: v.id, path: v.path, needs_grad: v.needs_grad }).collect(),
+            outputs: outputs.iter().map(|v| v.id).collect(),
+            path,
+            saved,
+        });
+    }
+
+    /// Bytes of the tensors kept for the backward pass, parameters left out and shared memory counted once.
+    pub fn saved_bytes(&self) -> usize {
+        let params: Vec<usize> =
+            self.nodes.iter().flat_map(|n| n.saved.params()).map(|(_, t)| t.storage_id()).collect();
+        saved_bytes(self.nodes.iter().map(|n| &n.saved), &params)
+    }
+
+    /// The parameters (by the ids that the context was given) whose memory the tape holds: a stashed version.
+    pub fn stashed(&self) -> impl Iterator<Item = (usize, &Tensor)> {
+        self.nodes.iter().flat_map(|n| n.saved.params())
+    }
+
+    /// Looks up the parameters that were recorded without stashing.
+    pub fn resolve(&mut self, current: &dyn Fn(usize) -> Option<Tensor>) {
+        self.nodes.iter_mut().for_each(|n| n.saved.resolve(current));
+    }
+
+    /// B: the gradients of the inputs, and those of the parameters, added to `out`.
+    pub fn backward(self, seeds: &[(&Var, Tensor)], out: &mut Grads) -> Result<InputGrads> {
+        let (inputs, weights) = self.walk(seeds, false)?;
+        weights.run(out)?;
+        Ok(inputs)
+    }
+
+    /// I: the gradients of the inputs now, and what is left to do for the parameters.
+    pub fn backward_input(self, seeds: &[(&Var, Tensor)]) -> Result<(InputGrads, WeightPass)> {
+        self.walk(seeds, true)
+    }
+
+    fn walk(self, seeds: &[(&Var, Tensor)], split: bool) -> Result<(InputGrads, WeightPass)> {
+        let mut grads: Vec<Option<Tensor>> = vec![None; self.vars];
+        for (var, seed) in seeds {
+            if var.tape != self.serial {
+                return Err(Error::graph("backward: a variable of another forward pass"));
+            }
+            var.value.expect_like(seed, "backward: seed")?;
+            if var.needs_grad {
+                fold(&mut grads[var.id], seed.clone())?;
+            }
+        }
+        let (mut later, mut of_params) = (Vec::new(), Vec::new());
+        for mut node in self.nodes.into_iter().rev() {
+            if node.path == Path::Param {
+                of_params.push(node);
+                continue;
+            }
+            let dy: Vec<Option<Tensor>> = node.outputs.iter().map(|&o| grads[o].take()).collect();
+            if dy.iter().all(Option::is_none) {
+                continue;
+            }
+            let (data, param) = (node.wanted(Path::Data), node.wanted(Path::Param));
+            let now = if split { data } else { data.or(param) };
+            if !now.is_empty() {
+                node.backward(&dy, now, &mut grads)?;
+            }
+            if split && !param.is_empty() {
+                node.saved.release(data);
+                later.push((node, dy, param));
+            }
+        }
+        let weights = WeightPass { later, of_params, params: self.params, grads: Vec::new() };
+        let is_weight = |id: VarId| weights.owns(id);
+        let mut for_weights = vec![None; grads.len()];
+        for (id, g) in grads.iter_mut().enumerate() {
+            if g.is_some() && is_weight(id) {
+                for_weights[id] = g.take();
+            }
+        }
+        let inputs = InputGrads { serial: self.serial, grads };
+        Ok((inputs, WeightPass { grads: for_weights, ..weights }))
+    }
+}
+
+/// The gradients of a tape's inputs.
+pub struct InputGrads {
+    serial: u64,
+    grads: Vec<Option<Tensor>>,
+}
+
+impl InputGrads {
+    /// The gradient of `input`; `None` if nothing depends on it, or it needs none.
+    pub fn take(&mut self, input: &Var) -> Option<Tensor> {
+        if input.tape == self.serial { self.grads.get_mut(input.id).and_then(Option::take) } else { None }
+    }
+}
+
+/// W: what is left of a backward pass after I.
+pub struct WeightPass {
+    later: Vec<(Node, Vec<Option<Tensor>>, Mask)>,
+    of_params: Vec<Node>,
+    params: Vec<(VarId, usize)>,
+    grads: Vec<Option<Tensor>>,
+}
+
+impl WeightPass {
+    /// Whether the gradient of `id` is needed here: a parameter, or made of parameters only.
+    fn owns(&self, id: VarId) -> bool {
+        self.params.iter().any(|&(v, _)| v == id) || self.of_params.iter().any(|n| n.outputs.contains(&id))
+    }
+
+    /// Bytes of the tensors kept for it.
+    pub fn saved_bytes(&self) -> usize {
+        saved_bytes(self.later.iter().map(|(n, ..)| &n.saved), &[])
+    }
+
+    /// Computes the parameters' gradients and adds them to `out`.
+    pub fn run(mut self, out: &mut Grads) -> Result<()> {
+        for (mut node, dy, wrt) in self.later {
+            node.backward(&dy, wrt, &mut self.grads)?;
+        }
+        for mut node in self.of_params {
+            let dy: Vec<Option<Tensor>> = node.outputs.iter().map(|&o| self.grads[o].take()).collect();
+            if dy.iter().any(Option::is_some) {
+                node.backward(&dy, node.wanted(Path::Param), &mut self.grads)?;
+            }
+        }
+        for (id, slot) in self.params {
+            if let Some(g) = self.grads[id].take() {
+                out.add(slot, g)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn saved_bytes<'a>(saved: impl Iterator<Item = &'a Saved>, seen: &[usize]) -> usize {
+    let mut seen = seen.to_vec();
+    let mut bytes = 0;
+    for t in saved.flat_map(Saved::tensors) {
+        if !seen.contains(&t.storage_id()) {
+            seen.push(t.storage_id());
+            bytes += t.byte_len();
+        }
+    }
+    bytes
+}
+
+/// Gradients of parameters, by the slot that the context was given for each use.
+#[derive(Default)]
+pub struct Grads {
+    slots: Vec<Option<Tensor>>,
+}
+
+impl Grads {
+    /// Adds `g` to slot `slot`.
+    pub fn add(&mut self, slot: usize, g: Tensor) -> Result<()> {
+        if self.slots.len() <= slot {
+            self.slots.resize(slot + 1, None);
+        }
+        fold(&mut self.slots[slot], g)
+    }
+
+    /// Adds all of `other`: `self + other`, slot by slot.
+    pub fn fold(&mut self, other: Grads) -> Result<()> {
+        other.slots.into_iter().enumerate().try_for_each(|(slot, g)| g.map_or(Ok(()), |g| self.add(slot, g)))
+    }
+
+    /// The gradient in `slot`, if any came.
+    pub fn get(&self, slot: usize) -> Option<&Tensor> {
+        self.slots.get(slot).and_then(Option::as_ref)
+    }
+
+    /// Takes the gradient out of `slot`.
+    pub fn take(&mut self, slot: usize) -> Option<Tensor> {
+        self.slots.get_mut(slot).and_then(Option::take)
+    }
+}
