@@ -2,6 +2,7 @@
 pub mod autograd;
 pub mod error;
 pub mod layers;
+pub mod optim;
 pub mod pipeline;
 pub mod tensor;
 pub use error::{Context, Error, ErrorKind, Result};

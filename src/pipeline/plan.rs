@@ -1,0 +1,219 @@
+//! The partition of a layer graph into stages, and the tensors that cross between them.
+use super::schedule::{Link, Wiring};
+use crate::{
+    Error, Result,
+    layers::{Graph, NodeId, NodeKind, Value},
+    tensor::DType,
+};
+
+/// The nodes of one stage and the workers that hold it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StagePlan {
+    /// Its nodes, in order. The layers of a stage are neighbours in the order of the graph; the inputs of the graph belong to
+    /// the first stage, whose workers read the data.
+    pub nodes: Vec<NodeId>,
+    /// The workers that hold it: one, until stages are replicated.
+    pub workers: Vec<usize>,
+}
+
+/// A value that crosses from the stage that makes it to a later one that reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edge {
+    /// The value.
+    pub value: Value,
+    /// The stage that makes it.
+    pub from: usize,
+    /// The stage that reads it.
+    pub to: usize,
+    /// The nodes there that read it, in order.
+    pub consumers: Vec<NodeId>,
+    /// Whether a gradient comes back.
+    pub needs_grad: bool,
+    /// Whether the consumers' gradients come back as their sum. The producer folds one gradient per consumer in descending
+    /// order (NUMERICS.md, rule 3), so only the last stage that reads the value may begin that sum; the others send theirs
+    /// one by one, stacked along a new first axis, last consumer first.
+    pub folded: bool,
+}
+
+impl Edge {
+    /// Gradients in one message on the way back.
+    pub fn stacked(&self) -> usize {
+        if self.folded { 1 } else { self.consumers.len() }
+    }
+}
+
+/// Which stage runs which nodes, and on which worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    stages: Vec<StagePlan>,
+    edges: Vec<Edge>,
+}
+
+impl Plan {
+    /// A checked plan with its edges.
+    ///
+    /// # Errors
+    /// If a node is missing or stands twice, a stage has no layer or no worker, layers of stages interleave, an input is not in
+    /// the first stage, or nodes of different stages share a parameter.
+    pub fn new(graph: &Graph, stages: Vec<StagePlan>) -> Result<Plan> {
+        let name = |n: NodeId| graph.nodes().get(n).map_or_else(|| format!("{n}"), |n| n.name.clone());
+        let mut stage_of = vec![None; graph.nodes().len()];
+        if stages.is_empty() {
+            return Err(Error::plan("a plan needs at least one stage"));
+        }
+        for (s, stage) in stages.iter().enumerate() {
+            if stage.workers.is_empty() {
+                return Err(Error::plan(format!("stage {s} has no worker")));
+            }
+            for &n in &stage.nodes {
+                match stage_of.get_mut(n) {
+                    None => {
+                        return Err(Error::plan(format!(
+                            "stage {s} names node {n}, the graph has {}",
+                            graph.nodes().len()
+                        )));
+                    }
+                    Some(Some(other)) => {
+                        return Err(Error::plan(format!("node {:?} is in stage {other} and in stage {s}", name(n))));
+                    }
+                    Some(free) => *free = Some(s),
+                }
+            }
+        }
+        let stage_of: Vec<usize> = (0..stage_of.len())
+            .map(|n| stage_of[n].ok_or_else(|| Error::plan(format!("node {:?} is in no stage", name(n)))))
+            .collect::<Result<_>>()?;
+        let mut last = 0;
+        for (n, node) in graph.nodes().iter().enumerate() {
+            match node.kind {
+                NodeKind::Layer(_) if stage_of[n] < last => {
+                    return Err(Error::plan(format!(
+                        "layer {:?} of stage {} comes after layers of stage {last}",
+                        node.name, stage_of[n]
+                    )));
+                }
+                NodeKind::Layer(_) => last = stage_of[n],
+                _ if stage_of[n] != 0 => {
+                    return Err(Error::plan(format!(
+                        "input {:?} is in stage {}; inputs belong to stage 0",
+                        node.name, stage_of[n]
+                    )));
+                }
+                _ => {}
+            }
+        }
+        for (s, stage) in stages.iter().enumerate() {
+            if !stage.nodes.iter().any(|&n| matches!(graph.nodes()[n].kind, NodeKind::Layer(_))) {
+                return Err(Error::plan(format!("stage {s} has no layer; {} stages are too many", stages.len())));
+            }
+        }
+        check_tied(graph, &stage_of)?;
+        let mut stages = stages;
+        stages.iter_mut().for_each(|s| s.nodes.sort_unstable());
+        let edges = edges(graph, &stage_of);
+        Ok(Plan { stages, edges })
+    }
+
+    /// A straight plan: stage s on worker s, each cut before the layer nodes given (ascending). Inputs go to stage 0.
+    ///
+    /// # Errors
+    /// If the cuts leave a stage without layers or are out of order, or as [`Plan::new`] says.
+    pub fn straight(graph: &Graph, cuts: &[NodeId]) -> Result<Plan> {
+        if !cuts.is_sorted() || cuts.last().is_some_and(|&c| c >= graph.nodes().len()) {
+            return Err(Error::plan(format!(
+                "cuts must ascend and lie within the {} nodes, got {cuts:?}",
+                graph.nodes().len()
+            )));
+        }
+        let mut stages: Vec<StagePlan> =
+            (0..=cuts.len()).map(|s| StagePlan { nodes: Vec::new(), workers: vec![s] }).collect();
+        for (n, node) in graph.nodes().iter().enumerate() {
+            let source = !matches!(node.kind, NodeKind::Layer(_));
+            let stage = if source { 0 } else { cuts.partition_point(|&c| c <= n) };
+            stages[stage].nodes.push(n);
+        }
+        Plan::new(graph, stages)
+    }
+
+    /// The stages, in order.
+    pub fn stages(&self) -> &[StagePlan] {
+        &self.stages
+    }
+
+    /// The values that cross, by value and stage.
+    pub fn edges(&self) -> &[Edge] {
+        &self.edges
+    }
+
+    /// The number of workers.
+    pub fn workers(&self) -> usize {
+        self.stages.iter().flat_map(|s| &s.workers).max().map_or(0, |w| w + 1)
+    }
+
+    /// What a schedule needs to know; with `gradients` false, as in evaluation, nothing comes back.
+    pub fn wiring(&self, gradients: bool) -> Wiring {
+        let link = |e: &Edge| Link { from: e.from, to: e.to, grad: e.needs_grad && gradients };
+        Wiring {
+            stages: self.stages.iter().map(|s| s.workers.clone()).collect(),
+            edges: self.edges.iter().map(link).collect(),
+        }
+    }
+
+    /// The same stages with only the edges that the nodes in `wanted` need.
+    pub(crate) fn restricted(&self, graph: &Graph, wanted: &[bool]) -> Plan {
+        let mut edges = self.edges.clone();
+        let reads = |n: NodeId, v: Value| wanted[n] && graph.nodes()[n].inputs.contains(&v);
+        edges.iter_mut().for_each(|e| e.consumers.retain(|&n| reads(n, e.value)));
+        edges.retain(|e| !e.consumers.is_empty());
+        Plan { stages: self.stages.clone(), edges }
+    }
+
+    /// The most bytes of data that a message of `edge` holds for `samples` samples a micro-batch: forward, backward.
+    pub fn message_bytes(&self, graph: &Graph, edge: &Edge, samples: usize, float: DType) -> [usize; 2] {
+        let (dtype, shape) = graph.shape(edge.value, samples, float);
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        [bytes, if edge.needs_grad { bytes * edge.stacked() } else { 0 }]
+    }
+}
+
+fn check_tied(graph: &Graph, stage_of: &[usize]) -> Result<()> {
+    let mut user: Vec<Option<NodeId>> = vec![None; graph.params().len()];
+    for (n, node) in graph.nodes().iter().enumerate() {
+        for &p in &node.params {
+            let first = *user[p].get_or_insert(n);
+            if stage_of[first] != stage_of[n] {
+                let (a, b) = (&graph.nodes()[first].name, &node.name);
+                return Err(Error::plan(format!(
+                    "{a:?} in stage {} and {b:?} in stage {} share {:?}; they must be in one stage",
+                    stage_of[first],
+                    stage_of[n],
+                    graph.params()[p].name
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn edges(graph: &Graph, stage_of: &[usize]) -> Vec<Edge> {
+    let mut edges = Vec::new();
+    for (node, &from) in stage_of.iter().enumerate() {
+        for output in 0..graph.output_count(node) {
+            let value = Value { node, output };
+            let mut by_stage: Vec<(usize, Vec<NodeId>)> = Vec::new();
+            for n in graph.consumers(value).into_iter().filter(|&n| stage_of[n] != from) {
+                match by_stage.last_mut() {
+                    Some((to, consumers)) if *to == stage_of[n] => consumers.push(n),
+                    _ => by_stage.push((stage_of[n], vec![n])),
+                }
+            }
+            let count = by_stage.len();
+            let needs_grad = graph.needs_grad(value);
+            edges.extend(by_stage.into_iter().enumerate().map(|(i, (to, consumers))| {
+                let folded = i + 1 == count || consumers.len() == 1;
+                Edge { value, from, to, consumers, needs_grad, folded }
+            }));
+        }
+    }
+    edges
+}
