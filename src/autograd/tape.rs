@@ -38,6 +38,11 @@ impl Var {
         self.value.shape()
     }
 
+    /// The same variable without its data: to name it at the backward pass without holding its memory until then.
+    pub(crate) fn without_value(&self) -> Var {
+        Var { value: self.value.shape_only(), ..self.clone() }
+    }
+
     /// Whether a gradient will be asked for it.
     pub fn needs_grad(&self) -> bool {
         self.needs_grad
@@ -144,7 +149,9 @@ impl Tape {
             if var.tape != self.serial {
                 return Err(Error::graph("backward: a variable of another forward pass"));
             }
-            var.value.expect_like(seed, "backward: seed")?;
+            if var.shape() != seed.shape() || var.value.dtype() != seed.dtype() {
+                return Err(Error::shape(format!("backward: seed {seed:?} for a value of shape {:?}", var.shape())));
+            }
             if var.needs_grad {
                 fold(&mut grads[var.id], seed.clone())?;
             }

@@ -56,6 +56,8 @@ struct Output {
     /// For [`PROBE`] samples.
     shape: Vec<usize>,
     needs_grad: bool,
+    /// The nodes that read it, in order, each once.
+    readers: Vec<NodeId>,
 }
 
 /// A parameter of the graph; tied nodes share one.
@@ -118,7 +120,7 @@ impl Graph {
         if let Some(&node) = self.names.get(field) {
             return Value { node, output: 0 };
         }
-        let output = Output { dtype, shape: [&[PROBE], shape].concat(), needs_grad: false };
+        let output = Output { dtype, shape: [&[PROBE], shape].concat(), needs_grad: false, readers: Vec::new() };
         self.push(field, NodeKind::Input, vec![output])
     }
 
@@ -206,6 +208,12 @@ impl Graph {
         let value = self.push(&name, NodeKind::Layer(layer), outputs);
         let node = &mut self.nodes[value.node];
         (node.inputs, node.params, node.state) = (inputs.to_vec(), params, state);
+        for v in inputs {
+            let readers = &mut self.nodes[v.node].outputs[v.output].readers;
+            if readers.last() != Some(&value.node) {
+                readers.push(value.node);
+            }
+        }
         Ok(value)
     }
 
@@ -250,7 +258,7 @@ impl Graph {
         let outputs = layer.forward(&mut cx, &x)?.all();
         let output = |y: &crate::autograd::Var| {
             let dtype = Some(y.value().dtype()).filter(|d| !d.is_float());
-            Output { dtype, shape: y.shape().to_vec(), needs_grad: needs_grad && dtype.is_none() }
+            Output { dtype, shape: y.shape().to_vec(), needs_grad: needs_grad && dtype.is_none(), readers: Vec::new() }
         };
         Ok(outputs.iter().map(output).collect())
     }
@@ -281,7 +289,8 @@ impl Graph {
             }
             Some(_) => {}
             None => {
-                let total = Output { dtype: Some(DType::F64), shape: vec![1], needs_grad: false };
+                let total =
+                    Output { dtype: Some(DType::F64), shape: vec![1], needs_grad: false, readers: vec![loss.node] };
                 self.total = Some(self.push("(loss total)", NodeKind::Total, vec![total]).node);
                 self.loss = Some(loss.node);
             }
@@ -323,9 +332,8 @@ impl Graph {
     }
 
     /// The nodes that read `v`, in order, each once. The loss reads the total.
-    pub fn consumers(&self, v: Value) -> Vec<NodeId> {
-        let reads = |i: NodeId| self.nodes[i].inputs.contains(&v) || Some(v.node) == self.total && Some(i) == self.loss;
-        (0..self.nodes.len()).filter(|&i| reads(i)).collect()
+    pub fn consumers(&self, v: Value) -> &[NodeId] {
+        &self.nodes[v.node].outputs[v.output].readers
     }
 
     /// Element type and shape of `v` for `samples` samples, when floating-point values are of type `float`.

@@ -1,4 +1,7 @@
 //! The pipeline: profile, plan, schedule, run.
 pub mod plan;
 pub mod schedule;
+pub mod stage;
 pub mod transport;
+pub mod weights;
+pub mod worker;

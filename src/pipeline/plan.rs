@@ -201,7 +201,7 @@ fn edges(graph: &Graph, stage_of: &[usize]) -> Vec<Edge> {
         for output in 0..graph.output_count(node) {
             let value = Value { node, output };
             let mut by_stage: Vec<(usize, Vec<NodeId>)> = Vec::new();
-            for n in graph.consumers(value).into_iter().filter(|&n| stage_of[n] != from) {
+            for n in graph.consumers(value).iter().copied().filter(|&n| stage_of[n] != from) {
                 match by_stage.last_mut() {
                     Some((to, consumers)) if *to == stage_of[n] => consumers.push(n),
                     _ => by_stage.push((stage_of[n], vec![n])),

@@ -23,6 +23,12 @@ impl Device {
         Device(Arc::new(Meta::new()))
     }
 
+    /// The process's meta device for shapes that nothing is counted of.
+    pub(crate) fn shapes() -> Device {
+        static ONE: OnceLock<Device> = OnceLock::new();
+        ONE.get_or_init(Device::meta).clone()
+    }
+
     /// A new device on this machine's cores whose kernels use `threads` threads (at least one) of its own.
     ///
     /// # Errors

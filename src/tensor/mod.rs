@@ -210,6 +210,12 @@ impl Tensor {
         Ok(&self.storage.bytes()[start..start + self.byte_len()])
     }
 
+    /// Shape and type without the data.
+    pub(crate) fn shape_only(&self) -> Tensor {
+        let meta = Device::shapes();
+        Tensor::from_buffer(meta.pool().get(self.byte_len()), self.dtype, self.shape(), &meta)
+    }
+
     fn need_data(&self, what: &str) -> Result<()> {
         if self.device.backend().has_data() {
             Ok(())

@@ -1,0 +1,191 @@
+//! The weights of a stage and their versions.
+//!
+//! A stash is a reference: the tape of a micro-batch in flight holds the very tensors that its forward pass read, so a step
+//! that comes before its backward pass writes the new version into a fresh pooled buffer, and one that comes after writes in
+//! place. Nothing is copied, and memory is used only for versions that are really needed.
+use super::schedule::{Read, Version};
+use crate::{
+    Context, Error, Result,
+    autograd::{Grads, ParamRef},
+    layers::{Graph, NodeId, ParamId},
+    optim::Optimizer,
+    tensor::{DType, Device, Tensor},
+};
+use std::collections::{BTreeMap, HashSet};
+
+/// One parameter as a stage holds it.
+pub struct Weight {
+    /// Which parameter of the graph it is.
+    pub id: ParamId,
+    /// Its name in checkpoints.
+    pub name: String,
+    /// The newest version.
+    pub tensor: Tensor,
+    /// The optimizer's tensors for it; none if it is frozen.
+    pub state: Vec<Tensor>,
+    /// Its gradient slots, one per node that uses it, in the order of the graph.
+    slots: Vec<usize>,
+    trainable: bool,
+}
+
+/// All parameters of a stage.
+pub struct Weights {
+    held: Vec<Weight>,
+    /// For each node of the stage: (position in `held`, slot) of its parameters.
+    uses: BTreeMap<NodeId, Vec<(usize, usize)>>,
+    /// Updates since the pipeline was last empty.
+    version: Version,
+    /// Older versions that a forward pass will still read.
+    kept: BTreeMap<Version, Vec<Tensor>>,
+    /// Updates since training began.
+    updates: u64,
+}
+
+impl Weights {
+    /// The first version of the parameters of `nodes`, and the optimizer's state at zero.
+    pub fn new(
+        graph: &Graph,
+        nodes: &[NodeId],
+        optimizer: &dyn Optimizer,
+        seed: u64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Weights> {
+        let (mut held, mut uses): (Vec<Weight>, BTreeMap<_, Vec<_>>) = Default::default();
+        let mut slots = 0;
+        for &node in nodes {
+            for &id in &graph.nodes()[node].params {
+                let at = match held.iter().position(|w| w.id == id) {
+                    Some(at) => at,
+                    None => {
+                        let param = &graph.params()[id];
+                        let tensor = graph.init_param(id, seed, dtype, device)?;
+                        let count = if param.spec.trainable { optimizer.state().len() } else { 0 };
+                        let state =
+                            (0..count).map(|_| Tensor::zeros(tensor.shape(), dtype, device)).collect::<Result<_>>()?;
+                        held.push(Weight {
+                            id,
+                            name: param.name.clone(),
+                            tensor,
+                            state,
+                            slots: Vec::new(),
+                            trainable: param.spec.trainable,
+                        });
+                        held.len() - 1
+                    }
+                };
+                held[at].slots.push(slots);
+                uses.entry(node).or_default().push((at, slots));
+                slots += 1;
+            }
+        }
+        Ok(Weights { held, uses, version: 0, kept: BTreeMap::new(), updates: 0 })
+    }
+
+    /// The parameters, in the order of their first use.
+    pub fn held(&self) -> &[Weight] {
+        &self.held
+    }
+
+    /// The parameters, to be loaded from a checkpoint.
+    pub fn held_mut(&mut self) -> &mut [Weight] {
+        &mut self.held
+    }
+
+    /// Updates since training began.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// Goes on from a checkpoint.
+    pub fn set_updates(&mut self, updates: u64) {
+        self.updates = updates;
+    }
+
+    /// Updates since the pipeline was last empty.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The pipeline is empty: versions are counted anew.
+    pub fn restart(&mut self) -> Result<()> {
+        if !self.kept.is_empty() {
+            return Err(Error::schedule(format!("versions {:?} were kept and never freed", self.kept.keys())));
+        }
+        self.version = 0;
+        Ok(())
+    }
+
+    /// What the nodes read at version `read`, by node.
+    ///
+    /// # Errors
+    /// If that version is not held.
+    pub fn read(&self, read: Read) -> Result<BTreeMap<NodeId, Vec<ParamRef>>> {
+        let older = match read {
+            Read::At(v) if v != self.version => {
+                let kept = self.kept.get(&v);
+                Some(kept.ok_or_else(|| {
+                    Error::schedule(format!("version {v} is not held; the newest is {}", self.version))
+                })?)
+            }
+            _ => None,
+        };
+        let param = |&(at, slot): &(usize, usize)| {
+            let w = &self.held[at];
+            let tensor = older.map_or(&w.tensor, |o| &o[at]).clone();
+            ParamRef { tensor, id: w.id, slot, trainable: w.trainable }
+        };
+        Ok(self.uses.iter().map(|(&node, params)| (node, params.iter().map(param).collect())).collect())
+    }
+
+    /// The newest version of parameter `id`.
+    pub fn current(&self, id: ParamId) -> Option<Tensor> {
+        self.held.iter().find(|w| w.id == id).map(|w| w.tensor.clone())
+    }
+
+    /// One update of every learned parameter: its gradient is the fold over the nodes that use it, in the order of the graph.
+    /// With `keep` the old version stays readable.
+    pub fn step(&mut self, optimizer: &dyn Optimizer, mut grads: Grads, keep: bool) -> Result<()> {
+        if keep {
+            self.kept.insert(self.version, self.held.iter().map(|w| w.tensor.clone()).collect());
+        }
+        for w in self.held.iter_mut().filter(|w| w.trainable) {
+            let mut sum: Option<Tensor> = None;
+            for g in w.slots.iter().filter_map(|&s| grads.take(s)) {
+                match &mut sum {
+                    None => sum = Some(g),
+                    Some(sum) => sum.accumulate(&g)?,
+                }
+            }
+            if let Some(g) = sum {
+                optimizer.update(self.updates, &mut w.tensor, &g, &mut w.state).context(|| w.name.clone())?;
+            }
+        }
+        self.version += 1;
+        self.updates += 1;
+        Ok(())
+    }
+
+    /// Drops a kept version.
+    ///
+    /// # Errors
+    /// If it is not held.
+    pub fn free(&mut self, version: Version) -> Result<()> {
+        match self.kept.remove(&version) {
+            Some(_) => Ok(()),
+            None => Err(Error::schedule(format!("version {version} is freed but was not kept"))),
+        }
+    }
+
+    /// How many versions of any one parameter are held at most: the newest, the kept ones, and those that `stashed` (the
+    /// tapes in flight) hold.
+    pub fn versions<'a>(&'a self, stashed: impl Iterator<Item = (ParamId, &'a Tensor)>) -> usize {
+        let mut seen: BTreeMap<ParamId, HashSet<usize>> = BTreeMap::new();
+        let kept = self.kept.values().flat_map(|v| self.held.iter().map(|w| w.id).zip(v));
+        let newest = self.held.iter().map(|w| (w.id, &w.tensor));
+        for (id, t) in stashed.chain(kept).chain(newest) {
+            seen.entry(id).or_default().insert(t.storage_id());
+        }
+        seen.values().map(HashSet::len).max().unwrap_or(0)
+    }
+}

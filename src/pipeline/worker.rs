@@ -1,0 +1,360 @@
+//! A worker: one short interpreter of instructions. What a schedule means is where its instructions stand; nothing here knows
+//! its name.
+use super::{
+    plan::Plan,
+    schedule::{Direction, Inst, Message, MicroBatch},
+    stage::{Forward, Measured, Ports, Stage, Task},
+    transport::{Channel, Header, Ticket, Transport},
+};
+use crate::{
+    Context, Error, Result,
+    autograd::{Mode, RunKey},
+    layers::{Graph, NodeId, Value},
+    tensor::{DType, Device, Tensor},
+};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Instant,
+};
+
+/// Where a worker's micro-batches come from.
+pub trait Feed {
+    /// What random numbers of micro-batch `mb` are drawn from.
+    fn key(&mut self, mb: MicroBatch) -> Result<RunKey>;
+    /// The graph's inputs for micro-batch `mb`, on the worker of the first stage.
+    fn sources(&mut self, mb: MicroBatch) -> Result<HashMap<NodeId, Tensor>>;
+}
+
+/// How instructions are to be run between two moments at which the pipeline is empty.
+#[derive(Clone)]
+pub struct Mission {
+    /// Training, or forward passes only.
+    pub mode: Mode,
+    /// The partition and its edges.
+    pub plan: Arc<Plan>,
+    /// The most samples of a micro-batch: the size of receive buffers.
+    pub samples: usize,
+    /// Nodes to run; all if `None`.
+    pub wanted: Option<Arc<[bool]>>,
+    /// Values to be handed out.
+    pub ask: Vec<Value>,
+}
+
+/// Kinds of operations that a worker's time goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Spent {
+    /// F, B, I and W.
+    Compute,
+    /// Optimizer updates.
+    Step,
+    /// Reading data.
+    Data,
+    /// Waiting for messages of other workers.
+    Receive,
+    /// Starting sends and waiting for their end.
+    Send,
+}
+
+/// Seconds by kind, and the number of instructions.
+#[derive(Clone, Debug, Default)]
+pub struct Times {
+    seconds: BTreeMap<Spent, f64>,
+    /// Instructions done.
+    pub instructions: u64,
+}
+
+impl Times {
+    /// Seconds that went to `kind`.
+    pub fn seconds(&self, kind: Spent) -> f64 {
+        self.seconds.get(&kind).copied().unwrap_or(0.0)
+    }
+
+    fn add(&mut self, kind: Spent, since: Instant) {
+        *self.seconds.entry(kind).or_default() += since.elapsed().as_secs_f64();
+    }
+}
+
+/// One worker with its stages and its connection.
+pub struct Worker {
+    graph: Arc<Graph>,
+    dtype: DType,
+    device: Device,
+    transport: Box<dyn Transport>,
+    stages: BTreeMap<usize, Stage>,
+    inbox: HashMap<Message, Tensor>,
+    outbox: HashMap<Message, Tensor>,
+    posted: HashMap<Message, Ticket>,
+    sending: HashMap<Message, Ticket>,
+    times: Times,
+    measured: Vec<Measured>,
+    asked: Vec<(MicroBatch, Value, Tensor)>,
+}
+
+impl Worker {
+    /// A worker that holds `stages`.
+    pub fn new(
+        graph: Arc<Graph>,
+        dtype: DType,
+        device: Device,
+        transport: Box<dyn Transport>,
+        stages: Vec<Stage>,
+    ) -> Worker {
+        Worker {
+            graph,
+            dtype,
+            device,
+            transport,
+            stages: stages.into_iter().map(|s| (s.index(), s)).collect(),
+            inbox: HashMap::new(),
+            outbox: HashMap::new(),
+            posted: HashMap::new(),
+            sending: HashMap::new(),
+            times: Times::default(),
+            measured: Vec::new(),
+            asked: Vec::new(),
+        }
+    }
+
+    /// Its number.
+    pub fn rank(&self) -> usize {
+        self.transport.rank()
+    }
+
+    /// Its connection.
+    pub fn transport(&mut self) -> &mut dyn Transport {
+        &mut *self.transport
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its stages.
+    pub fn stages(&self) -> impl Iterator<Item = &Stage> {
+        self.stages.values()
+    }
+
+    /// Its stages, to be loaded.
+    pub fn stages_mut(&mut self) -> impl Iterator<Item = &mut Stage> {
+        self.stages.values_mut()
+    }
+
+    /// Where its time went.
+    pub fn times(&self) -> &Times {
+        &self.times
+    }
+
+    /// Takes what the loss measured since the last call, in order of execution; empty on workers without the loss.
+    pub fn take_measured(&mut self) -> Vec<Measured> {
+        std::mem::take(&mut self.measured)
+    }
+
+    /// Takes the values that were asked for.
+    pub fn take_asked(&mut self) -> Vec<(MicroBatch, Value, Tensor)> {
+        std::mem::take(&mut self.asked)
+    }
+
+    /// The pipeline is empty; micro-batches and versions are numbered from 0 again.
+    ///
+    /// # Errors
+    /// If something is left: a fault of the schedule.
+    pub fn restart(&mut self) -> Result<()> {
+        let left = [self.inbox.len(), self.outbox.len(), self.posted.len(), self.sending.len()];
+        if left.iter().any(|&n| n > 0) {
+            return Err(Error::schedule(format!(
+                "worker {}: tensors received, to be sent, receives and sends are left over: {left:?}",
+                self.rank()
+            )));
+        }
+        self.stages.values_mut().try_for_each(Stage::restart)
+    }
+
+    /// Does one instruction.
+    pub fn execute(&mut self, inst: Inst, mission: &Mission, feed: &mut dyn Feed) -> Result<()> {
+        self.times.instructions += 1;
+        let start = Instant::now();
+        let (kind, done) = match inst {
+            Inst::F { stage, mb, read } => return self.forward(stage, mb, read, mission, feed),
+            Inst::B { stage, mb } => (Spent::Compute, self.backward(stage, mb, mission, false)),
+            Inst::I { stage, mb } => (Spent::Compute, self.backward(stage, mb, mission, true)),
+            Inst::W { stage, mb } => (Spent::Compute, self.stage(stage).and_then(|s| s.weight(mb))),
+            Inst::Step { stage, keep } => (Spent::Step, self.stage(stage).and_then(|s| s.step(keep))),
+            Inst::Free { stage, version } => (Spent::Step, self.stage(stage).and_then(|s| s.free(version))),
+            Inst::Post(m) => (Spent::Receive, self.post(m, mission)),
+            Inst::Recv(m) => (Spent::Receive, self.receive(m)),
+            Inst::Send(m) => (Spent::Send, self.send(m, mission)),
+            Inst::Wait(m) => (Spent::Send, self.wait(m)),
+        };
+        self.times.add(kind, start);
+        done
+    }
+
+    fn stage(&mut self, stage: usize) -> Result<&mut Stage> {
+        let rank = self.transport.rank();
+        self.stages.get_mut(&stage).ok_or_else(|| Error::schedule(format!("stage {stage} is not on worker {rank}")))
+    }
+
+    fn forward(
+        &mut self,
+        stage: usize,
+        mb: MicroBatch,
+        read: super::schedule::Read,
+        mission: &Mission,
+        feed: &mut dyn Feed,
+    ) -> Result<()> {
+        let ports = Ports::new(&mission.plan, stage);
+        let start = Instant::now();
+        let key = feed.key(mb)?;
+        let sources = if stage == 0 { feed.sources(mb)? } else { HashMap::new() };
+        self.times.add(Spent::Data, start);
+        let start = Instant::now();
+        let arrived = self.arrived(ports.inputs(), mb, Direction::Forward)?;
+        let wanted = mission.wanted.as_deref();
+        let task = Task { mode: mission.mode, key, ports: &ports, sources, arrived, wanted, ask: &mission.ask };
+        let Forward { sends, measured, asked } = self.stage(stage)?.forward(mb, read, task)?;
+        self.hand_over(sends, mb, Direction::Forward, &mission.plan);
+        self.measured.extend(measured);
+        self.asked.extend(asked.into_iter().map(|(v, t)| (mb, v, t)));
+        self.times.add(Spent::Compute, start);
+        Ok(())
+    }
+
+    fn backward(&mut self, stage: usize, mb: MicroBatch, mission: &Mission, split: bool) -> Result<()> {
+        let ports = Ports::new(&mission.plan, stage);
+        let wanting = ports.outputs().filter(|&e| mission.plan.edges()[e].needs_grad);
+        let arrived = self.arrived(wanting, mb, Direction::Backward)?;
+        let sends = self.stage(stage)?.backward(mb, &ports, arrived, split)?;
+        self.hand_over(sends, mb, Direction::Backward, &mission.plan);
+        Ok(())
+    }
+
+    fn arrived(
+        &mut self,
+        edges: impl Iterator<Item = usize>,
+        mb: MicroBatch,
+        direction: Direction,
+    ) -> Result<HashMap<usize, Tensor>> {
+        edges
+            .map(|edge| {
+                let t = self.inbox.remove(&Message { edge, mb, direction });
+                t.map(|t| (edge, t))
+                    .ok_or_else(|| Error::schedule(format!("edge {edge} of micro-batch {mb} was not received")))
+            })
+            .collect()
+    }
+
+    /// Puts results where a `Send` finds them, or straight into the inbox if the other stage is here.
+    fn hand_over(&mut self, results: Vec<(usize, Tensor)>, mb: MicroBatch, direction: Direction, plan: &Plan) {
+        for (edge, t) in results {
+            let e = &plan.edges()[edge];
+            let goal = if direction == Direction::Forward { e.to } else { e.from };
+            let place = if self.stages.contains_key(&goal) { &mut self.inbox } else { &mut self.outbox };
+            place.insert(Message { edge, mb, direction }, t);
+        }
+    }
+
+    fn post(&mut self, m: Message, mission: &Mission) -> Result<()> {
+        let edge = edge(mission, m)?;
+        let [forward, backward] = mission.plan.message_bytes(&self.graph, edge, mission.samples, self.dtype);
+        let (stage, bytes) = if m.direction == Direction::Forward { (edge.from, forward) } else { (edge.to, backward) };
+        let ticket = self.transport.post_recv(worker_of(mission, stage)?, channel(m), bytes, &self.device)?;
+        self.posted.insert(m, ticket);
+        Ok(())
+    }
+
+    fn receive(&mut self, m: Message) -> Result<()> {
+        let ticket = self.posted.remove(&m).ok_or_else(|| Error::schedule("a receive that was not posted"))?;
+        let (header, t) =
+            self.transport.wait(ticket)?.ok_or_else(|| Error::transport("a receive without a message"))?;
+        let expected = (m.edge as u32, m.direction == Direction::Backward, m.mb as u64);
+        if (header.edge, header.backward, header.mb) != expected {
+            return Err(Error::transport(format!(
+                "edge {}, backward {}, micro-batch {} expected, got {header:?}",
+                expected.0, expected.1, expected.2
+            )));
+        }
+        self.inbox.insert(m, t);
+        Ok(())
+    }
+
+    fn send(&mut self, m: Message, mission: &Mission) -> Result<()> {
+        let edge = edge(mission, m)?;
+        let backward = m.direction == Direction::Backward;
+        let (from, to) = if backward { (edge.to, edge.from) } else { (edge.from, edge.to) };
+        let t = self.outbox.remove(&m).ok_or_else(|| Error::schedule("a send of what was not computed"))?;
+        let header = Header {
+            edge: m.edge as u32,
+            backward,
+            mb: m.mb as u64,
+            version: self.stages.get(&from).map_or(0, |s| s.weights().updates()),
+            dtype: t.dtype(),
+            shape: t.shape().to_vec(),
+        };
+        let ticket = self.transport.send(worker_of(mission, to)?, channel(m), header, &t)?;
+        self.sending.insert(m, ticket);
+        Ok(())
+    }
+
+    fn wait(&mut self, m: Message) -> Result<()> {
+        let ticket = self.sending.remove(&m).ok_or_else(|| Error::schedule("a wait for what was not sent"))?;
+        self.transport.wait(ticket).map(|_| ())
+    }
+
+    /// Says where an error of `inst` happened.
+    pub fn place(&self, inst: Inst) -> String {
+        format!("rank {}, {}", self.rank(), describe(inst))
+    }
+}
+
+/// Runs `insts` one after the other; an error says rank, stage, micro-batch and operation.
+pub fn run(
+    worker: &mut Worker,
+    insts: impl IntoIterator<Item = Inst>,
+    mission: &Mission,
+    feed: &mut dyn Feed,
+) -> Result<()> {
+    for inst in insts {
+        let place = worker.place(inst);
+        worker.execute(inst, mission, feed).context(|| place)?;
+    }
+    Ok(())
+}
+
+/// An instruction in words: stage, micro-batch and operation.
+fn describe(inst: Inst) -> String {
+    let message = |what: &str, m: Message| {
+        let direction = if m.direction == Direction::Forward { "value" } else { "gradient" };
+        format!("micro-batch {}, {what} the {direction} of edge {}", m.mb, m.edge)
+    };
+    match inst {
+        Inst::F { stage, mb, .. } => format!("stage {stage}, micro-batch {mb}, forward"),
+        Inst::B { stage, mb } => format!("stage {stage}, micro-batch {mb}, backward"),
+        Inst::I { stage, mb } => format!("stage {stage}, micro-batch {mb}, input gradient"),
+        Inst::W { stage, mb } => format!("stage {stage}, micro-batch {mb}, weight gradient"),
+        Inst::Step { stage, .. } => format!("stage {stage}, step"),
+        Inst::Free { stage, version } => format!("stage {stage}, free version {version}"),
+        Inst::Post(m) => message("post the receive of", m),
+        Inst::Recv(m) => message("receive", m),
+        Inst::Send(m) => message("send", m),
+        Inst::Wait(m) => message("wait for the send of", m),
+    }
+}
+
+fn edge(mission: &Mission, m: Message) -> Result<&super::plan::Edge> {
+    mission.plan.edges().get(m.edge).ok_or_else(|| Error::schedule(format!("there is no edge {}", m.edge)))
+}
+
+fn worker_of(mission: &Mission, stage: usize) -> Result<usize> {
+    let workers = mission.plan.stages().get(stage).map(|s| &s.workers[..]);
+    match workers {
+        Some([worker]) => Ok(*worker),
+        other => Err(Error::plan(format!("stage {stage} must lie on one worker, got {other:?}"))),
+    }
+}
+
+/// The channel of an edge and direction.
+fn channel(m: Message) -> Channel {
+    Channel(m.edge as u32 * 2 + u32::from(m.direction == Direction::Backward))
+}
