@@ -1,5 +1,10 @@
 //! Where tensors live and their arithmetic is done.
-use super::{Backend, Pool, PoolStats, cpu::Cpu, meta::Meta, reference::Reference};
+use super::{
+    Backend, Pool, PoolStats,
+    cpu::{Cpu, Isa},
+    meta::Meta,
+    reference::Reference,
+};
 use crate::Result;
 use std::{
     fmt,
@@ -29,12 +34,21 @@ impl Device {
         ONE.get_or_init(Device::meta).clone()
     }
 
-    /// A new device on this machine's cores whose kernels use `threads` threads (at least one) of its own.
+    /// A new device on this machine's cores whose kernels use `threads` threads (at least one): the caller's and others of its
+    /// own. The vector instructions are those of [`Isa::chosen`].
     ///
     /// # Errors
-    /// If the threads cannot be started.
+    /// If the threads cannot be started, or `PIPEWRIGHT_ISA` names instructions that this machine lacks.
     pub fn cpu(threads: usize) -> Result<Device> {
-        Ok(Device(Arc::new(Cpu::new(threads)?)))
+        Device::cpu_with(threads, Isa::chosen()?)
+    }
+
+    /// Like [`cpu`](Device::cpu), with the vector instructions of `isa`.
+    ///
+    /// # Errors
+    /// If the threads cannot be started, or this machine lacks the instructions.
+    pub fn cpu_with(threads: usize, isa: Isa) -> Result<Device> {
+        Ok(Device(Arc::new(Cpu::new(threads, isa)?)))
     }
 
     /// What it can do.

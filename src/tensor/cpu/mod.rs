@@ -1,23 +1,40 @@
-//! This machine's cores. What has no kernel of its own here goes to the reference backend.
+//! This machine's cores, in f32. What has no kernel of its own here, and arithmetic in f64, goes to the reference backend.
+//!
+//! Every kernel cuts its *outputs* over the threads, or a reduction into blocks that depend on the shapes only: the same bits
+//! for any number of threads.
+mod conv2d;
+mod gemm;
+mod isa;
+mod micro;
+mod pack;
+mod par;
+mod patches;
+
 use super::{
-    Backend, InOut, Pool, View, ViewMut,
+    Backend, Buffer, DType, InOut, Pool, View, ViewMut,
     backend::{AdamStep, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
     reference::Reference,
 };
-use crate::{Error, Result};
+use crate::Result;
+pub use isa::Isa;
+use isa::Simd;
+use par::Threads;
 use std::sync::Arc;
 
 pub(crate) struct Cpu {
     plain: Reference,
-    threads: usize,
+    simd: Simd,
+    threads: Threads,
 }
 
 impl Cpu {
-    pub(crate) fn new(threads: usize) -> Result<Cpu> {
-        if threads == 0 {
-            return Err(Error::device("cpu: at least one thread is needed, got 0"));
-        }
-        Ok(Cpu { plain: Reference::new(), threads })
+    pub(crate) fn new(threads: usize, isa: Isa) -> Result<Cpu> {
+        Ok(Cpu { plain: Reference::new(), simd: Simd::new(isa)?, threads: Threads::new(threads)? })
+    }
+
+    /// Memory for `len` elements of f32 that a kernel needs while it runs.
+    fn scratch(&self, len: usize) -> Buffer {
+        self.plain.pool().get(len * size_of::<f32>())
     }
 }
 
@@ -29,7 +46,7 @@ impl Backend for Cpu {
         self.plain.pool()
     }
     fn threads(&self) -> usize {
-        self.threads
+        self.threads.count()
     }
     fn fill(&self, value: f64, y: ViewMut) -> Result<()> {
         self.plain.fill(value, y)
@@ -56,16 +73,28 @@ impl Backend for Cpu {
         self.plain.all_finite(x)
     }
     fn gemm(&self, g: Gemm, a: View, b: View, bias: Option<View>, y: ViewMut) -> Result<()> {
-        self.plain.gemm(g, a, b, bias, y)
+        if y.dtype != DType::F32 {
+            return self.plain.gemm(g, a, b, bias, y);
+        }
+        gemm::gemm(self, g, a, b, bias, y)
     }
     fn conv2d(&self, c: Conv2d, x: View, w: View, bias: Option<View>, y: ViewMut) -> Result<()> {
-        self.plain.conv2d(c, x, w, bias, y)
+        if y.dtype != DType::F32 {
+            return self.plain.conv2d(c, x, w, bias, y);
+        }
+        conv2d::forward(self, c, x, w, bias, y)
     }
     fn conv2d_input_grad(&self, c: Conv2d, w: View, dy: View, dx: ViewMut) -> Result<()> {
-        self.plain.conv2d_input_grad(c, w, dy, dx)
+        if dx.dtype != DType::F32 {
+            return self.plain.conv2d_input_grad(c, w, dy, dx);
+        }
+        conv2d::input_grad(self, c, w, dy, dx)
     }
     fn conv2d_weight_grad(&self, c: Conv2d, x: View, dy: View, dw: ViewMut) -> Result<()> {
-        self.plain.conv2d_weight_grad(c, x, dy, dw)
+        if dw.dtype != DType::F32 {
+            return self.plain.conv2d_weight_grad(c, x, dy, dw);
+        }
+        conv2d::weight_grad(self, c, x, dy, dw)
     }
     fn max_pool2d(&self, p: Pool2d, x: View, y: ViewMut, arg: ViewMut) -> Result<()> {
         self.plain.max_pool2d(p, x, y, arg)

@@ -1,0 +1,91 @@
+//! How fast the matrix products and convolutions of the CPU backend are, in GFLOP/s of one core.
+//!
+//! `cargo bench --bench kernels [-- FILTER]`; the least of several times, since other work on the machine only ever adds.
+use pipewright::{
+    Result,
+    tensor::{DType, Device, Philox, Tensor, backend::Conv2d},
+};
+use std::time::{Duration, Instant};
+
+/// The least time of one call, of those that fit into about 0.4 s.
+fn least(mut f: impl FnMut() -> Result<Tensor>) -> Result<f64> {
+    f()?;
+    let (mut best, start) = (Duration::MAX, Instant::now());
+    while start.elapsed() < Duration::from_millis(400) {
+        let t = Instant::now();
+        std::hint::black_box(f()?);
+        best = best.min(t.elapsed());
+    }
+    Ok(best.as_secs_f64())
+}
+
+struct Bench {
+    device: Device,
+    filter: String,
+}
+
+impl Bench {
+    fn random(&self, shape: &[usize]) -> Result<Tensor> {
+        self.device.uniform(Philox::new(1, 0, "bench"), -1.0, 1.0, shape, DType::F32)
+    }
+
+    fn report(&self, name: &str, flops: u64, f: impl FnMut() -> Result<Tensor>) -> Result<()> {
+        if !name.contains(&self.filter) {
+            return Ok(());
+        }
+        let t = least(f)?;
+        println!("{name:44} {:9.3} ms {:7.1} GFLOP/s", t * 1e3, flops as f64 / t / 1e9);
+        Ok(())
+    }
+
+    fn gemm(&self, m: usize, n: usize, k: usize) -> Result<()> {
+        for (ta, tb) in [(false, false), (false, true), (true, false)] {
+            let a = self.random(&if ta { [k, m] } else { [m, k] })?;
+            let b = self.random(&if tb { [n, k] } else { [k, n] })?;
+            let name = format!("gemm {m}x{n}x{k}{}{}", if ta { " ta" } else { "" }, if tb { " tb" } else { "" });
+            self.report(&name, 2 * (m * n * k) as u64, || a.gemm(ta, &b, tb, None))?;
+        }
+        Ok(())
+    }
+
+    fn conv(&self, n: usize, hw: usize, ci: usize, co: usize, kernel: usize, stride: usize) -> Result<()> {
+        let c = Conv2d {
+            n,
+            hw: [hw; 2],
+            ci,
+            co,
+            kernel: [kernel; 2],
+            stride: [stride; 2],
+            padding: [kernel / 2; 2],
+            dilation: [1; 2],
+            groups: 1,
+        };
+        let (x, w) = (self.random(&c.x_shape())?, self.random(&c.w_shape())?);
+        let dy = self.random(&c.y_shape()?)?;
+        let name = format!("conv {n}x{hw}x{hw} {ci}-{co} k{kernel} s{stride}");
+        self.report(&format!("{name} forward"), c.flops(), || x.conv2d(c, &w, None))?;
+        self.report(&format!("{name} input"), c.flops(), || dy.conv2d_input_grad(c, &w))?;
+        self.report(&format!("{name} weight"), c.flops(), || dy.conv2d_weight_grad(c, &x))
+    }
+}
+
+fn main() -> Result<()> {
+    let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
+    let threads = std::env::var("THREADS").ok().and_then(|t| t.parse().ok()).unwrap_or(1);
+    let bench = Bench { device: Device::cpu(threads)?, filter };
+    let products = [(1024, 1024, 1024), (4, 512, 512), (4, 4096, 4096), (32, 512, 512), (32, 4096, 4096)];
+    for (m, n, k) in products.into_iter().chain([(128, 1024, 784), (1024, 256, 256)]) {
+        bench.gemm(m, n, k)?;
+    }
+    for n in [4, 32] {
+        let layers = [(32, 3, 64), (32, 64, 64), (16, 64, 128), (16, 128, 128), (8, 128, 256), (8, 256, 256)];
+        for (hw, ci, co) in layers.into_iter().chain([(4, 256, 512), (4, 512, 512), (2, 512, 512)]) {
+            bench.conv(n, hw, ci, co, 3, 1)?;
+        }
+    }
+    bench.conv(32, 28, 1, 32, 3, 1)?;
+    bench.conv(32, 14, 32, 64, 3, 1)?;
+    bench.conv(32, 32, 64, 128, 3, 2)?;
+    bench.conv(32, 32, 64, 128, 1, 2)?;
+    bench.conv(32, 16, 256, 64, 1, 1)
+}

@@ -1,0 +1,305 @@
+//! Matrix products: packed, tiled for cache and registers, one driver for all operands (see [`pack`](super::pack)) and all
+//! instruction sets (see [`micro`](super::micro)).
+//!
+//! The order in which a result's products are summed depends on the shapes only, never on threads.
+use super::{
+    Cpu,
+    micro::{Dots, KC, Kernels, MAX_ROWS, ROW, Tile},
+    pack::{A, B},
+    par::{Shared, part},
+};
+use crate::{
+    Result,
+    tensor::{View, ViewMut, backend::Gemm},
+};
+use std::ops::Range;
+
+/// The most rows of a packed block of `a` (about half a megabyte, for the second-level cache) and columns and rows of `b`.
+const MC: usize = 504;
+const NC: usize = 512;
+const KS: usize = 1024;
+/// Up to so many rows a small `b` is read where it lies: packing would cost more than it saves.
+const DIRECT: usize = 3 * MAX_ROWS;
+/// Up to so many rows a `b` that is contiguous along k is multiplied as dot products instead of being transposed.
+const DOT_ROWS: usize = 32;
+/// Elements of `b` that stay in the second-level cache while it is read in any order, and rows of a larger one that are read
+/// side by side.
+const CACHED: usize = 1 << 18;
+const STREAMS: usize = 64;
+/// Multiply-adds that are worth a thread.
+const GRAIN: usize = 200_000;
+
+/// c[m,n] = a[m,k] · b[k,n] (+ bias[n]).
+pub(crate) struct Problem<'a> {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: A<'a>,
+    pub b: B<'a>,
+    pub bias: Option<&'a [f32]>,
+    /// Where row i of the result starts; its n elements lie there without gaps, and no two rows of any problem of one call
+    /// overlap.
+    pub row: Box<dyn Fn(usize) -> usize + Sync + 'a>,
+}
+
+/// How `b` is read.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Packed,
+    Direct,
+    Dot,
+}
+
+impl Problem<'_> {
+    fn way(&self) -> Way {
+        match self.b {
+            _ if self.k == 0 => Way::Packed,
+            B::Rows { .. } if self.m <= MAX_ROWS || self.m <= DIRECT && self.k * self.n <= CACHED => Way::Direct,
+            B::Columns { .. } if self.m <= DOT_ROWS && self.a.by_rows() => Way::Dot,
+            _ => Way::Packed,
+        }
+    }
+
+    /// Columns of the inner dimension per block: nearly equal blocks of at most [`KC`], within the runs of `b` for dot products.
+    fn block(&self) -> usize {
+        let even = |k: usize| k.div_ceil(k.div_ceil(KC).max(1)).next_multiple_of(16).min(KC);
+        match &self.b {
+            B::Columns { run, .. } if self.way() == Way::Dot => even(*run),
+            // Few rows at a time, which are then read as as many long streams.
+            B::Rows { .. } if self.way() == Way::Direct && self.k * self.n > CACHED => self.k.min(STREAMS),
+            _ => even(self.k),
+        }
+    }
+
+    /// Elements of packed `a` and `b` that one thread needs.
+    fn scratch(&self, kernels: &Kernels) -> [usize; 2] {
+        let a = self.m.min(MC).div_ceil(kernels.mr) * self.a.panel(kernels.mr);
+        let b = match self.way() {
+            Way::Packed => self.k.min(KS) * self.n.min(NC).next_multiple_of(kernels.nr),
+            // The last, incomplete panel.
+            Way::Direct => self.k.min(KS) * kernels.nr,
+            Way::Dot => 0,
+        };
+        [a.next_multiple_of(16), b]
+    }
+}
+
+/// Computes independent products, cut over the device's threads.
+pub(crate) fn solve(cpu: &Cpu, problems: &[Problem], c: &mut [f32]) {
+    let kernels = Kernels::of(cpu.simd);
+    let work: usize = problems.iter().map(|p| p.m * p.n * p.k.max(1)).sum();
+    let parts = cpu.threads.parts(work, GRAIN);
+    let need = problems.iter().map(|p| p.scratch(kernels));
+    let [a, b] = need.fold([0, 0], |x, y| [x[0].max(y[0]), x[1].max(y[1])]);
+    let mut scratch = cpu.scratch((a + b).max(1) * parts);
+    let scratch: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes_mut());
+    let c = Shared::new(c);
+    cpu.threads.over(scratch.chunks_mut((a + b).max(1)).take(parts).enumerate(), |(i, scratch)| {
+        let (a, b) = scratch.split_at_mut(a);
+        let job = |p: &Problem, rows, cols, a: &mut [f32], b: &mut [f32]| {
+            Worker { cpu, kernels, p, c: &c, a, b }.run(rows, cols);
+        };
+        if problems.len() >= parts {
+            for p in &problems[part(problems.len(), 1, parts, i)] {
+                job(p, 0..p.m, 0..p.n, a, b);
+            }
+            return;
+        }
+        for p in problems {
+            let tiles = [p.m.div_ceil(kernels.mr), p.n.div_ceil(kernels.nr)];
+            let by_rows = p.way() == Way::Packed && (p.m >= p.n || tiles[1] < parts) && tiles[0] >= parts;
+            if by_rows {
+                job(p, part(p.m, kernels.mr, parts, i), 0..p.n, a, b);
+            } else {
+                job(p, 0..p.m, part(p.n, kernels.nr, parts, i), a, b);
+            }
+        }
+    });
+}
+
+/// One thread at one problem.
+struct Worker<'a, 'p> {
+    cpu: &'a Cpu,
+    kernels: &'static Kernels,
+    p: &'a Problem<'p>,
+    c: &'a Shared<'a>,
+    a: &'a mut [f32],
+    b: &'a mut [f32],
+}
+
+impl Worker<'_, '_> {
+    fn run(&mut self, rows: Range<usize>, cols: Range<usize>) {
+        let p = self.p;
+        if rows.is_empty() || cols.is_empty() {
+            return;
+        }
+        let block = p.block().max(1);
+        let super_block = (KS / block * block).max(block);
+        let nr = self.kernels.nr;
+        let width = if p.way() == Way::Packed { NC } else { p.n };
+        for j0 in cols.clone().step_by(width) {
+            let cols = j0..cols.end.min(j0 + width);
+            let mut k0 = 0;
+            loop {
+                let ks = k0..p.k.min(k0 + super_block);
+                if p.way() != Way::Dot {
+                    let whole = cols.start + cols.len() / nr * nr;
+                    let packed = if p.way() == Way::Packed { cols.clone() } else { whole..cols.end };
+                    let width = packed.len().next_multiple_of(nr);
+                    for q in ks.clone().step_by(block) {
+                        let at = (q - k0) * width;
+                        p.b.pack(self.cpu.simd, q..ks.end.min(q + block), packed.clone(), nr, &mut self.b[at..]);
+                    }
+                }
+                for i0 in rows.clone().step_by(MC) {
+                    self.rows(i0..rows.end.min(i0 + MC), &cols, &ks, block);
+                }
+                k0 = ks.end;
+                if k0 >= p.k {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The products of a block of rows with the columns `cols` over the inner range `ks`.
+    fn rows(&mut self, rows: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, block: usize) {
+        let p = self.p;
+        let mut starts = [0; MC];
+        for (s, i) in starts.iter_mut().zip(rows.clone()) {
+            *s = (p.row)(i) + cols.start;
+            assert!(*s + cols.len() <= self.c.len(), "row {i} of a product lies outside its result");
+        }
+        let starts = &starts[..rows.len()];
+        let mut q = ks.start;
+        loop {
+            let end = match &p.b {
+                B::Columns { run, .. } if p.way() == Way::Dot => ks.end.min(q + block).min((q / run + 1) * run),
+                _ => ks.end.min(q + block),
+            };
+            if q < end {
+                p.a.pack(self.cpu.simd, rows.clone(), q..end, self.kernels.mr, self.a);
+            }
+            let step = Step { starts, cols: cols.clone(), q: q..end, k0: ks.start, last: end == p.k };
+            match p.way() {
+                Way::Dot => self.dots(&step),
+                _ => self.tiles(&step),
+            }
+            q = end;
+            if q >= ks.end {
+                return;
+            }
+        }
+    }
+
+    fn bias(&self, step: &Step, at: usize) -> *const f32 {
+        match self.p.bias {
+            Some(b) if step.last => b[at..].as_ptr(),
+            _ => std::ptr::null(),
+        }
+    }
+
+    fn tiles(&self, step: &Step) {
+        let (p, &Kernels { mr, nr, .. }) = (self.p, self.kernels);
+        let functions = if p.a.by_rows() { self.kernels.by_rows } else { self.kernels.by_columns };
+        let (panel, k) = (p.a.panel(mr), step.q.len());
+        let width = step.cols.len();
+        for j in (0..width).step_by(nr) {
+            let cols = nr.min(width - j);
+            let (b, ldb) = match (&p.b, p.way()) {
+                (B::Rows { data, ld }, Way::Direct) if cols == nr => {
+                    // All nr columns of the k rows are inside.
+                    (data[step.q.start * ld + step.cols.start + j..][..(k - 1) * ld + nr].as_ptr(), *ld)
+                }
+                (_, way) => {
+                    let packed = if way == Way::Packed { width.next_multiple_of(nr) } else { nr };
+                    let inside = if way == Way::Packed { j } else { 0 };
+                    (self.b[(step.q.start - step.k0) * packed + inside * k..][..k * nr].as_ptr(), nr)
+                }
+            };
+            for (i, starts) in step.starts.chunks(mr).enumerate() {
+                let tile = Tile {
+                    k,
+                    a: self.a[i * panel..][..panel].as_ptr(),
+                    b,
+                    ldb,
+                    c: self.c.start().wrapping_add(j),
+                    rows: starts.as_ptr(),
+                    cols,
+                    add: step.q.start > 0,
+                    bias: self.bias(step, step.cols.start + j),
+                };
+                // SAFETY: a is a packed panel of starts.len() ≤ mr rows; b was checked to hold k rows of nr columns; each start
+                // plus the columns was checked to lie in c, where this thread alone writes these rows and columns; bias has n
+                // elements. `kernels` comes from `Kernels::of`.
+                unsafe { functions[starts.len() - 1](&tile) };
+            }
+        }
+    }
+
+    fn dots(&self, step: &Step) {
+        let (p, k) = (self.p, step.q.len());
+        let B::Columns { data, ld, run, bases } = &p.b else { return };
+        let per = self.kernels.dots.len();
+        // So few rows of b at a time that they stay in the first-level cache for all rows of a.
+        for j in (0..step.cols.len()).step_by(16) {
+            let cols = 16.min(step.cols.len() - j);
+            let base = bases[step.q.start / run] + step.q.start % run;
+            let b = data[base + (step.cols.start + j) * ld..][..(cols - 1) * ld + k].as_ptr();
+            for (i, starts) in step.starts.chunks(per).enumerate() {
+                let dots = Dots {
+                    k,
+                    a: self.a[i * per * ROW..][..starts.len() * ROW].as_ptr(),
+                    b,
+                    ldb: *ld,
+                    c: self.c.start().wrapping_add(j),
+                    rows: starts.as_ptr(),
+                    cols,
+                    add: step.q.start > 0,
+                    bias: self.bias(step, step.cols.start + j),
+                };
+                // SAFETY: as in `tiles`; a holds starts.len() rows packed by rows, b was checked to hold k elements of each of
+                // its rows.
+                unsafe { self.kernels.dots[starts.len() - 1](&dots) };
+            }
+        }
+    }
+}
+
+/// One block of the inner dimension.
+struct Step<'a> {
+    /// Where the first of `cols` of each row lies in c.
+    starts: &'a [usize],
+    cols: Range<usize>,
+    /// The block, and where packed `b` begins.
+    q: Range<usize>,
+    k0: usize,
+    /// Whether it is the last one.
+    last: bool,
+}
+
+/// See [`Gemm`].
+pub(crate) fn gemm(cpu: &Cpu, g: Gemm, a: View, b: View, bias: Option<View>, mut y: ViewMut) -> Result<()> {
+    let (a, b, y) = (a.slice::<f32>()?, b.slice::<f32>()?, y.slice::<f32>()?);
+    let bias = bias.map(|v| v.slice::<f32>()).transpose()?;
+    let Gemm { batch, m, n, k, ta, tb } = g;
+    let problem = |i: usize| {
+        let (a, b) = (&a[i * m * k..][..m * k], &b[i * k * n..][..k * n]);
+        Problem {
+            m,
+            n,
+            k,
+            a: if ta { A::Columns { data: a, ld: m } } else { A::Rows { data: a, ld: k } },
+            b: if tb {
+                B::Columns { data: b, ld: k, run: k.max(1), bases: vec![0] }
+            } else {
+                B::Rows { data: b, ld: n }
+            },
+            bias,
+            row: Box::new(move |r| (i * m + r) * n),
+        }
+    };
+    let problems: Vec<Problem> = (0..batch).map(problem).collect();
+    solve(cpu, &problems, y);
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Which vector instructions the kernels use.
+use crate::{Error, Result};
+use std::fmt;
+
+/// A set of vector instructions, from the least to the most capable. Results are the same bits for any number of threads,
+/// but not across these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// What every machine of this architecture has.
+    Portable,
+    /// AVX2 with FMA.
+    Avx2,
+    /// AVX-512 (F, BW, DQ and VL).
+    Avx512,
+}
+
+impl Isa {
+    /// Every set there is.
+    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+
+    /// The sets that this machine has.
+    pub fn available() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|i| i.is_available()).collect()
+    }
+
+    /// The most capable set of this machine, or the lower one that the environment variable `PIPEWRIGHT_ISA` names.
+    ///
+    /// # Errors
+    /// If the variable names a set that does not exist or that this machine lacks.
+    pub fn chosen() -> Result<Isa> {
+        match std::env::var("PIPEWRIGHT_ISA") {
+            Ok(name) => Isa::named(&name),
+            Err(_) => Ok(Isa::ALL.into_iter().rfind(|i| i.is_available()).unwrap_or(Isa::Portable)),
+        }
+    }
+
+    fn named(name: &str) -> Result<Isa> {
+        let found = Isa::available().into_iter().find(|i| i.name() == name);
+        found.ok_or_else(|| Error::config(format!("PIPEWRIGHT_ISA: this machine has {}, got {name:?}", names())))
+    }
+
+    /// Its name in `PIPEWRIGHT_ISA`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_available(self) -> bool {
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        match self {
+            Isa::Portable => true,
+            Isa::Avx2 => avx2,
+            Isa::Avx512 => {
+                avx2 && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_available(self) -> bool {
+        self == Isa::Portable
+    }
+}
+
+fn names() -> String {
+    Isa::available().iter().map(|i| i.name()).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A set of instructions that this machine was found to have: the proof on which calls into code compiled for it rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Simd(Isa);
+
+impl Simd {
+    pub(crate) fn new(isa: Isa) -> Result<Simd> {
+        if isa.is_available() {
+            Ok(Simd(isa))
+        } else {
+            Err(Error::device(format!("cpu: this machine has no {isa}, only {}", names())))
+        }
+    }
+
+    pub(crate) fn isa(self) -> Isa {
+        self.0
+    }
+
+    /// Runs `f(args)` compiled for these instructions. `f` must be a function marked `inline(always)`, so that its loops are
+    /// compiled anew, and vectorised, in each of the three callers.
+    pub(crate) fn call<A, R>(self, f: impl FnOnce(A) -> R, args: A) -> R {
+        match self.0 {
+            // SAFETY: a `Simd` is only made after `is_available` was true of its set.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { with_avx512(f, args) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { with_avx2(f, args) },
+            _ => f(args),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn with_avx512<A, R>(f: impl FnOnce(A) -> R, args: A) -> R {
+    f(args)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn with_avx2<A, R>(f: impl FnOnce(A) -> R, args: A) -> R {
+    f(args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_name_says_what_is_possible() {
+        let e = Isa::named("sse9").unwrap_err().to_string();
+        assert!(e.contains("portable") && e.contains("\"sse9\""), "{e}");
+        assert_eq!(Isa::named("portable").unwrap(), Isa::Portable);
+    }
+}

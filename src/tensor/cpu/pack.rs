@@ -1,0 +1,143 @@
+//! Operands of a matrix product, and how blocks of them are laid out for the micro-kernels.
+//!
+//! Letters: m, n rows and columns of the result, k inner size, mr, nr those of a tile. A block of `a` is a sequence of panels of
+//! mr rows, packed by rows (row r at r·ROW) where the operand is contiguous along k, else by columns (column p at p·mr). A block
+//! of `b` is a sequence of panels of nr columns, row p at p·nr, filled up with zeros.
+use super::{
+    isa::Simd,
+    micro::{KC, ROW},
+    patches::Patches,
+};
+use std::ops::Range;
+
+/// The left operand, a[m,k].
+pub(crate) enum A<'a> {
+    /// Row i at i·ld.
+    Rows { data: &'a [f32], ld: usize },
+    /// Column p at p·ld.
+    Columns { data: &'a [f32], ld: usize },
+    /// Row i is the patch of an image that output pixel i sees.
+    Pixels(Patches<'a>),
+    /// Column p is the patch that output pixel p sees.
+    Taps(Patches<'a>),
+}
+
+/// The right operand, b[k,n].
+pub(crate) enum B<'a> {
+    /// Row p at p·ld.
+    Rows { data: &'a [f32], ld: usize },
+    /// Element (p, j) at bases[p / run] + j·ld + p % run.
+    Columns { data: &'a [f32], ld: usize, run: usize, bases: Vec<usize> },
+}
+
+impl A<'_> {
+    /// Whether blocks are packed by rows.
+    pub(crate) fn by_rows(&self) -> bool {
+        matches!(self, A::Rows { .. } | A::Pixels(_))
+    }
+
+    /// Elements of a panel.
+    pub(crate) fn panel(&self, mr: usize) -> usize {
+        mr * if self.by_rows() { ROW } else { KC }
+    }
+
+    /// Packs the rows `rows` and at most [`KC`] columns `ks`.
+    pub(crate) fn pack(&self, simd: Simd, rows: Range<usize>, ks: Range<usize>, mr: usize, out: &mut [f32]) {
+        let panels = rows.clone().step_by(mr).map(|i| i..rows.end.min(i + mr)).zip(out.chunks_mut(self.panel(mr)));
+        match self {
+            A::Rows { data, ld } => {
+                for (i, out) in rows.zip(out.chunks_mut(ROW)) {
+                    out[..ks.len()].copy_from_slice(&data[i * ld..][ks.clone()]);
+                }
+            }
+            A::Columns { data, ld } => {
+                for (rows, out) in panels {
+                    let from = &data[ks.start * ld + rows.start..];
+                    simd.call(spread, (from, *ld, out, mr, ks.len(), rows.len()));
+                }
+            }
+            A::Pixels(x) => panels.for_each(|(rows, out)| x.pack_pixels(rows, ks.clone(), out)),
+            A::Taps(x) => panels.for_each(|(rows, out)| x.pack_taps(simd, rows, ks.clone(), mr, out)),
+        }
+    }
+}
+
+impl B<'_> {
+    /// Packs the rows `ks` and the columns `cols`.
+    pub(crate) fn pack(&self, simd: Simd, ks: Range<usize>, cols: Range<usize>, nr: usize, out: &mut [f32]) {
+        let panels = cols.clone().step_by(nr).map(|j| j..cols.end.min(j + nr)).zip(out.chunks_mut(ks.len() * nr));
+        for (cols, out) in panels {
+            if cols.len() < nr {
+                out.fill(0.0);
+            }
+            match self {
+                B::Rows { data, ld } => {
+                    let from = &data[ks.start * ld + cols.start..];
+                    simd.call(spread, (from, *ld, out, nr, ks.len(), cols.len()));
+                }
+                B::Columns { data, ld, run, bases } => {
+                    let mut p = ks.start;
+                    while p < ks.end {
+                        let (base, within) = (bases[p / run], p % run);
+                        let len = (run - within).min(ks.end - p);
+                        let from = &data[base + cols.start * ld + within..];
+                        simd.call(transpose, (from, *ld, &mut out[(p - ks.start) * nr..], nr, len, cols.len()));
+                        p += len;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Copies `count` pieces of `len` elements, `from_step` apart, to places `to_step` apart.
+#[inline(always)]
+pub(crate) fn spread((from, from_step, to, to_step, count, len): (&[f32], usize, &mut [f32], usize, usize, usize)) {
+    // The lengths of whole panels are known to the compiler, so that each copy is a few moves.
+    match len {
+        32 => pieces::<32>(from, from_step, to, to_step, count),
+        16 => pieces::<16>(from, from_step, to, to_step, count),
+        14 => pieces::<14>(from, from_step, to, to_step, count),
+        8 => pieces::<8>(from, from_step, to, to_step, count),
+        6 => pieces::<6>(from, from_step, to, to_step, count),
+        4 => pieces::<4>(from, from_step, to, to_step, count),
+        _ => {
+            for p in 0..count {
+                to[p * to_step..][..len].copy_from_slice(&from[p * from_step..][..len]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn pieces<const L: usize>(from: &[f32], from_step: usize, to: &mut [f32], to_step: usize, count: usize) {
+    for p in 0..count {
+        to[p * to_step..][..L].copy_from_slice(&from[p * from_step..][..L]);
+    }
+}
+
+/// Copies `rows` rows of `len` elements, `from_step` apart, to columns: element (r, p) to p·`to_step` + r.
+#[inline(always)]
+fn transpose((from, from_step, to, to_step, len, rows): (&[f32], usize, &mut [f32], usize, usize, usize)) {
+    const T: usize = 8;
+    for r0 in (0..rows).step_by(T) {
+        for p0 in (0..len).step_by(T) {
+            if r0 + T <= rows && p0 + T <= len {
+                let block: [[f32; T]; T] = std::array::from_fn(|r| {
+                    let row = &from[(r0 + r) * from_step + p0..][..T];
+                    std::array::from_fn(|p| row[p])
+                });
+                for p in 0..T {
+                    let column: [f32; T] = std::array::from_fn(|r| block[r][p]);
+                    to[(p0 + p) * to_step + r0..][..T].copy_from_slice(&column);
+                }
+                continue;
+            }
+            for r in r0..rows.min(r0 + T) {
+                for p in p0..len.min(p0 + T) {
+                    to[p * to_step + r] = from[r * from_step + p];
+                }
+            }
+        }
+    }
+}
