@@ -1,8 +1,10 @@
 //! Pipewright: deep learning with the pipeline built in.
 pub mod autograd;
+pub mod data;
 pub mod error;
 pub mod layers;
 pub mod optim;
 pub mod pipeline;
 pub mod tensor;
+pub mod train;
 pub use error::{Context, Error, ErrorKind, Result};

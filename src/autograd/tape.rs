@@ -50,7 +50,6 @@ impl Var {
 }
 
 struct Input {
-    id: VarId,
     path: Path,
     needs_grad: bool,
 }
@@ -107,7 +106,7 @@ impl Tape {
         self.nodes.push(Node {
             op,
             ids: inputs.iter().map(|v| v.id).collect(),
-            inputs: inputs.iter().map(|v| Input { id: v.id, path: v.path, needs_grad: v.needs_grad }).collect(),
+            inputs: inputs.iter().map(|v| Input { path: v.path, needs_grad: v.needs_grad }).collect(),
             outputs: outputs.iter().map(|v| v.id).collect(),
             path,
             saved,

@@ -2,15 +2,29 @@
 //!
 //! A new layer is a file here with a struct, its [`Layer`] implementation and a line in [`ZOO`]; that gives it, for every
 //! example, gradient checks in f64, the comparison of the backends, the shape check and the split of B into I and W.
+mod activation;
+mod conv2d;
+mod dropout;
+mod embedding;
 mod graph;
 mod init;
 mod linear;
-mod relu;
+mod loss;
+mod norm;
+mod pool2d;
+mod shape;
 
+pub use activation::{Gelu, Relu, Sigmoid, Softmax, Tanh};
+pub use conv2d::Conv2d;
+pub use dropout::Dropout;
+pub use embedding::Embedding;
 pub use graph::{Graph, Node, NodeId, NodeKind, Param, ParamId, Sequential, Value};
 pub use init::Init;
 pub use linear::Linear;
-pub use relu::Relu;
+pub use loss::{CrossEntropy, Mse};
+pub use norm::{BatchNorm, LayerNorm};
+pub use pool2d::{AvgPool2d, GlobalAvgPool, MaxPool2d};
+pub use shape::{Add, Concat, Flatten, Reshape};
 
 use crate::{
     Error, Result,
@@ -134,7 +148,28 @@ impl Example {
 pub const ID_TYPE: DType = DType::I64;
 
 /// The examples of every layer.
-pub const ZOO: &[fn() -> Vec<Example>] = &[Linear::examples, Relu::examples];
+pub const ZOO: &[fn() -> Vec<Example>] = &[
+    Linear::examples,
+    Conv2d::examples,
+    MaxPool2d::examples,
+    AvgPool2d::examples,
+    GlobalAvgPool::examples,
+    BatchNorm::examples,
+    LayerNorm::examples,
+    Relu::examples,
+    Gelu::examples,
+    Tanh::examples,
+    Sigmoid::examples,
+    Softmax::examples,
+    Dropout::examples,
+    Flatten::examples,
+    Reshape::examples,
+    Add::examples,
+    Concat::examples,
+    Embedding::examples,
+    CrossEntropy::examples,
+    Mse::examples,
+];
 
 /// The only input of a layer that takes one.
 ///
@@ -145,4 +180,12 @@ pub fn single(x: &[Var]) -> Result<&Var> {
         [x] => Ok(x),
         _ => Err(Error::graph(format!("one input expected, got {}", x.len()))),
     }
+}
+
+/// The sizes [n,h,w,c] of an image.
+///
+/// # Errors
+/// If the value does not have four axes.
+pub(crate) fn image(x: &Var) -> Result<[usize; 4]> {
+    x.shape().try_into().map_err(|_| Error::shape(format!("an image [n,h,w,c] expected, got {:?}", x.shape())))
 }

@@ -1,4 +1,5 @@
 //! The pipeline: profile, plan, schedule, run.
+pub mod faults;
 pub mod plan;
 pub mod schedule;
 pub mod stage;

@@ -24,6 +24,8 @@ pub trait Feed {
     fn key(&mut self, mb: MicroBatch) -> Result<RunKey>;
     /// The graph's inputs for micro-batch `mb`, on the worker of the first stage.
     fn sources(&mut self, mb: MicroBatch) -> Result<HashMap<NodeId, Tensor>>;
+    /// Micro-batch `mb` has been forwarded by all stages here.
+    fn done(&mut self, mb: MicroBatch);
 }
 
 /// How instructions are to be run between two moments at which the pipeline is empty.
@@ -76,11 +78,11 @@ impl Times {
 }
 
 /// One worker with its stages and its connection.
-pub struct Worker {
+pub struct Worker<'t> {
     graph: Arc<Graph>,
     dtype: DType,
     device: Device,
-    transport: Box<dyn Transport>,
+    transport: &'t mut dyn Transport,
     stages: BTreeMap<usize, Stage>,
     inbox: HashMap<Message, Tensor>,
     outbox: HashMap<Message, Tensor>,
@@ -91,15 +93,15 @@ pub struct Worker {
     asked: Vec<(MicroBatch, Value, Tensor)>,
 }
 
-impl Worker {
+impl<'t> Worker<'t> {
     /// A worker that holds `stages`.
     pub fn new(
         graph: Arc<Graph>,
         dtype: DType,
         device: Device,
-        transport: Box<dyn Transport>,
+        transport: &'t mut dyn Transport,
         stages: Vec<Stage>,
-    ) -> Worker {
+    ) -> Worker<'t> {
         Worker {
             graph,
             dtype,
@@ -123,7 +125,7 @@ impl Worker {
 
     /// Its connection.
     pub fn transport(&mut self) -> &mut dyn Transport {
-        &mut *self.transport
+        self.transport
     }
 
     /// Its device.
@@ -218,6 +220,9 @@ impl Worker {
         self.measured.extend(measured);
         self.asked.extend(asked.into_iter().map(|(v, t)| (mb, v, t)));
         self.times.add(Spent::Compute, start);
+        if self.stages.last_key_value().is_none_or(|(&last, _)| last == stage) {
+            feed.done(mb);
+        }
         Ok(())
     }
 
@@ -310,7 +315,7 @@ impl Worker {
 
 /// Runs `insts` one after the other; an error says rank, stage, micro-batch and operation.
 pub fn run(
-    worker: &mut Worker,
+    worker: &mut Worker<'_>,
     insts: impl IntoIterator<Item = Inst>,
     mission: &Mission,
     feed: &mut dyn Feed,

@@ -21,7 +21,6 @@ pub use device::Device;
 pub use dtype::{DType, Element};
 pub(crate) use dtype::{with_dtype, with_float};
 pub use rng::Philox;
-pub(crate) use rng::fnv1a;
 pub use shape::Layout;
 
 use crate::{Error, Result};
@@ -147,6 +146,11 @@ impl Tensor {
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Whether its elements lie row-major without gaps, as messages and files need them.
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
     }
 
     /// Where it lives.

@@ -73,7 +73,7 @@ fn unit53(hi: u32, lo: u32) -> f64 {
 }
 
 /// FNV-1a, 64 bits: a hash of names that is the same on every machine.
-pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 

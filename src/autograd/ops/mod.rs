@@ -1,3 +1,9 @@
 //! The differentiable operations, forward and backward side by side: methods of [`Cx`](super::Cx).
+mod conv2d;
 mod elementwise;
+mod index;
 mod linear;
+mod loss;
+mod norm;
+mod pool2d;
+mod shape;

@@ -1,7 +1,21 @@
 //! Schedules: which worker does what, in which order, as instruction programs.
 //!
-//! p workers (r = 0…p−1), m micro-batches. A schedule is made as compute instructions (`F B I W Step`), [`lower`] adds the
-//! communication, [`verify`] proves the result safe, [`simulate`] predicts its time. Nothing runs unverified.
+//! p workers (r = 0…p−1), m micro-batches. A schedule is made as compute instructions (`F B I W Step Free`) by
+//! [`make`](fn@make), [`lower`](fn@lower) adds the communication, `verify` proves the result safe, `simulate` predicts its
+//! time. Nothing runs unverified.
+//!
+//! A new schedule is one file that makes its programs, and one variant of [`Kind`].
+mod gpipe;
+mod kind;
+pub mod lower;
+mod one_f_one_b;
+mod pipedream;
+mod program;
+mod sequential;
+
+pub use kind::{Kind, evaluate, make};
+pub use lower::lower;
+pub use program::Stream;
 
 /// A micro-batch, numbered from 0 since the pipeline was last empty.
 pub type MicroBatch = usize;
@@ -96,6 +110,7 @@ pub enum Inst {
 
 /// What a worker does from an empty pipeline to an empty pipeline: `prologue`, then `period` as often as `repeats` says, each
 /// time with micro-batches `shift` and versions `version_shift` higher, then `epilogue`, shifted by all of the repeats.
+/// The numbers that stand in `period` are those of its first repeat; [`Program::iter`] gives them as they run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// Done once, first.
@@ -131,6 +146,8 @@ pub struct Programs {
     pub weights: WeightPolicy,
     /// Micro-batches in all.
     pub micro_batches: usize,
+    /// Micro-batches whose gradients one update folds: m if synchronous, 1 for PipeDream, 0 for a forward-only program.
+    pub step_every: usize,
 }
 
 /// What a schedule needs to know of a plan.

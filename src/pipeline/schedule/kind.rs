@@ -1,0 +1,138 @@
+//! The schedules by name.
+use super::{Inst, Program, Programs, Read, WeightPolicy, gpipe, one_f_one_b, pipedream, sequential};
+use crate::{Error, Result};
+use std::{fmt, str::FromStr};
+
+/// A schedule by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Model parallelism without pipelining: one micro-batch in flight.
+    Sequential,
+    /// All forward passes, then all backward passes.
+    GPipe,
+    /// One forward, one backward, with a flush before each update.
+    OneFOneB,
+    /// One forward, one backward, without flush, with stashed weights.
+    PipeDream,
+    /// PipeDream with one weight version a minibatch over all stages.
+    PipeDreamVertical,
+    /// PipeDream without stashing, which computes wrong gradients; for comparison only.
+    PipeDreamNoStash,
+}
+
+impl Kind {
+    /// Every schedule.
+    pub const ALL: [Kind; 6] = [
+        Kind::Sequential,
+        Kind::GPipe,
+        Kind::OneFOneB,
+        Kind::PipeDream,
+        Kind::PipeDreamVertical,
+        Kind::PipeDreamNoStash,
+    ];
+
+    /// Its name on the command line and in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Sequential => "sequential",
+            Kind::GPipe => "gpipe",
+            Kind::OneFOneB => "1f1b",
+            Kind::PipeDream => "pipedream",
+            Kind::PipeDreamVertical => "pipedream-vertical",
+            Kind::PipeDreamNoStash => "pipedream-nostash",
+        }
+    }
+
+    /// What it is, in a line of help.
+    pub fn about(self) -> &'static str {
+        match self {
+            Kind::Sequential => "one micro-batch in flight: model parallelism without pipelining",
+            Kind::GPipe => "all forward passes, then all backward passes, then the update",
+            Kind::OneFOneB => "one forward, one backward, flushed before the update: less memory than gpipe",
+            Kind::PipeDream => "one forward, one backward, an update after each, without flush; weights stashed",
+            Kind::PipeDreamVertical => "pipedream where all stages read one weight version for a minibatch",
+            Kind::PipeDreamNoStash => "pipedream whose backward passes read the newest weights; for comparison only",
+        }
+    }
+
+    /// Whether training equals that of one worker: the pipeline is empty at each update.
+    pub fn is_synchronous(self) -> bool {
+        match self {
+            Kind::Sequential | Kind::GPipe | Kind::OneFOneB => true,
+            Kind::PipeDream | Kind::PipeDreamVertical | Kind::PipeDreamNoStash => false,
+        }
+    }
+
+    /// Whether its gradients are those of the weights that the forward pass read.
+    pub fn weights(self) -> WeightPolicy {
+        match self {
+            Kind::PipeDreamNoStash => WeightPolicy::Current,
+            _ => WeightPolicy::Stashed,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Kind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Kind> {
+        Kind::ALL.into_iter().find(|k| k.name() == name).ok_or_else(|| {
+            let names = Kind::ALL.map(Kind::name).join(", ");
+            Error::schedule(format!("no schedule is called {name:?}; there are {names}"))
+        })
+    }
+}
+
+/// The compute instructions of a schedule for the straight placement: stage r on worker r.
+///
+/// Synchronous kinds: one minibatch of `micro_batches`, then the update, as one period (raise `repeats` and `micro_batches` for
+/// several). Asynchronous kinds: that many minibatches, each a micro-batch, from an empty pipeline to an empty pipeline.
+pub fn make(kind: Kind, workers: usize, micro_batches: usize) -> Result<Programs> {
+    check(workers, micro_batches)?;
+    let minibatch =
+        |period| Program { period, repeats: 1, shift: micro_batches, version_shift: 1, ..Program::default() };
+    let stage = |stage| match kind {
+        Kind::Sequential => minibatch(sequential::stage(stage, micro_batches)),
+        Kind::GPipe => minibatch(gpipe::stage(stage, micro_batches)),
+        Kind::OneFOneB => minibatch(one_f_one_b::stage(stage, workers, micro_batches)),
+        Kind::PipeDream | Kind::PipeDreamNoStash => pipedream::stage(stage, workers, micro_batches),
+        Kind::PipeDreamVertical => pipedream::vertical(stage, workers, micro_batches),
+    };
+    Ok(Programs {
+        workers: (0..workers).map(stage).collect(),
+        weights: kind.weights(),
+        micro_batches,
+        step_every: if kind.is_synchronous() { micro_batches } else { 1 },
+    })
+}
+
+/// Forward passes only, for evaluation and prediction.
+pub fn evaluate(workers: usize, micro_batches: usize) -> Result<Programs> {
+    check(workers, micro_batches)?;
+    let stage = |stage| Program {
+        period: vec![Inst::F { stage, mb: 0, read: Read::Current }],
+        repeats: micro_batches,
+        shift: 1,
+        ..Program::default()
+    };
+    Ok(Programs {
+        workers: (0..workers).map(stage).collect(),
+        weights: WeightPolicy::Stashed,
+        micro_batches,
+        step_every: 0,
+    })
+}
+
+fn check(workers: usize, micro_batches: usize) -> Result<()> {
+    match (workers, micro_batches) {
+        (0, _) => Err(Error::schedule("a schedule needs at least one worker")),
+        (_, 0) => Err(Error::schedule("a schedule needs at least one micro-batch")),
+        _ => Ok(()),
+    }
+}

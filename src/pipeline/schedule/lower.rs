@@ -1,0 +1,182 @@
+//! Communication, added to programs of compute instructions.
+//!
+//! - `Recv` stands just before the instruction that needs the message, `Send` right after the one that makes it.
+//! - `Post` stands early, so that the transfer overlaps compute: that of a value before the compute instruction which precedes
+//!   its use; that of a gradient before the backward pass which precedes its use, and the first one after its own forward pass.
+//!   Neither place depends on how many micro-batches are still to come (see [`Programs::stream`]).
+//! - `Wait` stands late: an edge over d stages has at most d messages of a direction under way, as many as the stages between
+//!   it can work on; then the oldest is waited for before the next is sent. All are waited for at the end.
+//! - Edges between stages of one worker need no messages.
+//!
+//! Periods stay periods; where the first or last repeats differ from the others they move to the prologue and the epilogue.
+use super::{Direction, Inst, MicroBatch, Program, Programs, Wiring};
+use crate::{Context, Error, Result, pipeline::schedule::Message};
+use std::collections::{HashMap, VecDeque};
+
+/// Repeats that are enough to see what a period looks like in the middle of many.
+const SAMPLE: usize = 8;
+/// The most instructions that a program may have if it must be written out in full.
+const LONGEST: usize = 1 << 26;
+
+/// Adds communication to programs of compute instructions. Periods stay periods.
+pub fn lower(programs: &Programs, wiring: &Wiring) -> Result<Programs> {
+    wiring.check(programs.workers.len())?;
+    let lower = |(worker, program): (usize, &Program)| {
+        lower_worker(program, &Place { worker, wiring }).context(|| format!("worker {worker}"))
+    };
+    Ok(Programs { workers: programs.workers.iter().enumerate().map(lower).collect::<Result<_>>()?, ..programs.clone() })
+}
+
+fn lower_worker(program: &Program, place: &Place) -> Result<Program> {
+    let sampled = program.repeats.min(SAMPLE);
+    let sample = Program { repeats: sampled, ..program.clone() };
+    if let Some(lowered) = fold(program, &place.segments(&sample)?) {
+        return Ok(Program { repeats: lowered.repeats + (program.repeats - sampled), ..lowered });
+    }
+    if program.len() > LONGEST {
+        return Err(Error::schedule(format!("a program of {} instructions has no period", program.len())));
+    }
+    Ok(Program::once(place.segments(program)?.concat()))
+}
+
+/// Puts prologue, repeats and epilogue, written out, together again, with the longest run of equal repeats as the period.
+/// `None` if the repeats in the middle of the sample differ, so that nothing is known of those that were left out.
+fn fold(program: &Program, segments: &[Vec<Inst>]) -> Option<Program> {
+    let [prologue, repeats @ .., epilogue] = segments else { return None };
+    let by = |n: isize, shift: usize| isize::try_from(shift).ok()?.checked_mul(n);
+    let moved = |insts: &[Inst], n: isize| -> Option<Vec<Inst>> {
+        let (mbs, versions) = (by(n, program.shift)?, by(n, program.version_shift)?);
+        insts.iter().map(|i| i.shifted(mbs, versions)).collect()
+    };
+    let mut best = 0..0;
+    let mut start = 0;
+    for end in 1..=repeats.len() {
+        if end - start > best.len() {
+            best = start..end;
+        }
+        if end < repeats.len() && moved(&repeats[end - 1], 1).as_ref() != Some(&repeats[end]) {
+            start = end;
+        }
+    }
+    if repeats.len() == SAMPLE && program.repeats > SAMPLE && !(best.contains(&3) && best.contains(&4)) {
+        return None;
+    }
+    // What follows the period is written as if it were not repeated, which must not take its numbers below 0.
+    loop {
+        let rest: Vec<Inst> = repeats[best.end..].iter().chain([epilogue]).flatten().copied().collect();
+        if let Some(epilogue) = moved(&rest, -(best.len() as isize)) {
+            let mut prologue = prologue.clone();
+            prologue.extend(repeats[..best.start].iter().flatten());
+            let period = repeats.get(best.start).cloned().unwrap_or_default();
+            return Some(Program { prologue, period, repeats: best.len(), epilogue, ..program.clone() });
+        }
+        if best.is_empty() {
+            return None;
+        }
+        best.end -= 1;
+    }
+}
+
+/// The communication around one instruction of a program.
+#[derive(Clone, Default)]
+struct Around {
+    /// Receives of later instructions, posted before this one.
+    posts: Vec<Inst>,
+    /// What this instruction needs.
+    recvs: Vec<Inst>,
+    /// What it made, and the waits for earlier messages of the same channels.
+    sends: Vec<Inst>,
+    /// Posts after it, and the last waits of the program.
+    then: Vec<Inst>,
+}
+
+/// A worker of a wiring.
+struct Place<'a> {
+    worker: usize,
+    wiring: &'a Wiring,
+}
+
+impl Place<'_> {
+    /// The messages of a micro-batch that a pass of `stage` needs from other workers (or makes for them).
+    fn messages(&self, stage: usize, mb: MicroBatch, direction: Direction, receive: bool) -> Vec<Message> {
+        let is_head = (direction == Direction::Forward) == receive;
+        let edges = self.wiring.edges.iter().enumerate();
+        edges
+            .filter(|(_, link)| if is_head { link.to == stage } else { link.from == stage })
+            .filter(|(edge, _)| self.wiring.route(*edge, direction).is_some())
+            .map(|(edge, _)| Message { edge, mb, direction })
+            .collect()
+    }
+
+    /// The prologue, each repeat and the epilogue of a program, with communication and with the numbers that they run with.
+    fn segments(&self, program: &Program) -> Result<Vec<Vec<Inst>>> {
+        let insts: Vec<Inst> = program.iter().collect();
+        let around = self.around(&insts)?;
+        let mut each = insts.into_iter().zip(around).map(|(inst, a)| {
+            a.posts.into_iter().chain(a.recvs).chain([inst]).chain(a.sends).chain(a.then).collect::<Vec<_>>()
+        });
+        let mut lengths = vec![program.prologue.len()];
+        lengths.extend(std::iter::repeat_n(program.period.len(), program.repeats));
+        lengths.push(program.epilogue.len());
+        Ok(lengths.into_iter().map(|n| each.by_ref().take(n).flatten().collect()).collect())
+    }
+
+    /// The communication around each instruction.
+    fn around(&self, insts: &[Inst]) -> Result<Vec<Around>> {
+        let mut around = vec![Around::default(); insts.len()];
+        let mut forward_at: HashMap<(usize, MicroBatch), usize> = HashMap::new();
+        let mut under_way: HashMap<(usize, Direction), VecDeque<Message>> = HashMap::new();
+        let (mut last_compute, mut last_backward): (Option<usize>, Option<usize>) = (None, None);
+        for (at, &inst) in insts.iter().enumerate() {
+            let (stage, mb, direction) = match inst {
+                Inst::F { stage, mb, .. } => (stage, mb, Direction::Forward),
+                Inst::B { stage, mb } | Inst::I { stage, mb } => (stage, mb, Direction::Backward),
+                Inst::W { .. } => {
+                    last_compute = Some(at);
+                    continue;
+                }
+                Inst::Step { .. } | Inst::Free { .. } => continue,
+                Inst::Post(_) | Inst::Recv(_) | Inst::Send(_) | Inst::Wait(_) => {
+                    return Err(Error::schedule(format!(
+                        "instruction {at}: {inst:?}: the program has messages already"
+                    )));
+                }
+            };
+            if self.wiring.worker(stage) != Some(self.worker) {
+                return Err(Error::schedule(format!(
+                    "instruction {at}: {inst:?}: stage {stage} is not on this worker"
+                )));
+            }
+            for message in self.messages(stage, mb, direction, true) {
+                let post = Inst::Post(message);
+                match (direction, last_compute, last_backward, forward_at.get(&(stage, mb))) {
+                    (Direction::Forward, Some(before), ..) => around[before].posts.push(post),
+                    (Direction::Backward, _, Some(before), _) => around[before].posts.push(post),
+                    (Direction::Backward, _, None, Some(&after)) => around[after].then.push(post),
+                    _ => around[at].posts.push(post),
+                }
+                around[at].recvs.push(Inst::Recv(message));
+            }
+            for message in self.messages(stage, mb, direction, false) {
+                let link = self.wiring.edges[message.edge];
+                let queue = under_way.entry((message.edge, direction)).or_default();
+                if queue.len() == link.to - link.from {
+                    around[at].sends.extend(queue.pop_front().map(Inst::Wait));
+                }
+                around[at].sends.push(Inst::Send(message));
+                queue.push_back(message);
+            }
+            last_compute = Some(at);
+            match direction {
+                Direction::Forward => _ = forward_at.insert((stage, mb), at),
+                Direction::Backward => last_backward = Some(at),
+            }
+        }
+        let mut rest: Vec<Message> = under_way.into_values().flatten().collect();
+        rest.sort_unstable();
+        if let Some(last) = around.last_mut() {
+            last.then.extend(rest.into_iter().map(Inst::Wait));
+        }
+        Ok(around)
+    }
+}

@@ -1,0 +1,285 @@
+//! One worker's side of a run: every worker calls the same functions in the same order.
+use super::{
+    feed::{Minibatch, Pieces},
+    settings::Recipe,
+};
+use crate::{
+    Context, Error, Result,
+    autograd::Mode,
+    data::{Loader, Sampler},
+    pipeline::{
+        plan::Plan,
+        schedule::{self, Kind, Programs},
+        stage::{Measured, Stage},
+        transport::Transport,
+        worker::{self, Mission, Worker},
+    },
+    tensor::Device,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use sha2::{Digest, Sha256};
+use std::{collections::HashMap, sync::Arc};
+
+/// The loss of a minibatch, known on the worker that has the loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, serde::Deserialize)]
+pub struct StepLoss {
+    /// The minibatch's number since training began.
+    pub minibatch: u64,
+    /// The mean loss.
+    pub loss: f64,
+    /// Its total weight.
+    pub weight: f64,
+    /// Right answers, where the loss counts them.
+    pub correct: Option<f64>,
+}
+
+/// What an evaluation found.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, serde::Deserialize)]
+pub struct Evaluation {
+    /// The mean loss.
+    pub loss: f64,
+    /// Right answers / labels, where the loss counts them.
+    pub accuracy: Option<f64>,
+}
+
+/// An asynchronous run of the pipeline that has begun and whose end is not known.
+struct Streaming {
+    /// The number of its first minibatch.
+    first: u64,
+    /// Minibatches fed.
+    fed: usize,
+    /// Instructions done.
+    done: usize,
+}
+
+/// A worker that trains.
+pub struct Engine<'t> {
+    recipe: Recipe,
+    plan: Arc<Plan>,
+    worker: Worker<'t>,
+    feed: Pieces,
+    streaming: Option<Streaming>,
+    programs: HashMap<(bool, usize), Arc<Programs>>,
+    losses: Vec<StepLoss>,
+    next: u64,
+}
+
+/// More minibatches than any run has: the end of a stream that is not known yet.
+const ENDLESS: usize = 1 << 40;
+
+impl<'t> Engine<'t> {
+    /// The worker of `transport`, with the first weights of its stages.
+    pub fn new(recipe: Recipe, plan: Plan, device: Device, transport: &'t mut dyn Transport) -> Result<Engine<'t>> {
+        recipe.settings.check()?;
+        if plan.workers() != transport.size() {
+            let (a, b) = (plan.workers(), transport.size());
+            return Err(Error::plan(format!("the plan is for {a} workers, there are {b}")));
+        }
+        let setup = recipe.setup();
+        let rank = transport.rank();
+        let mine = (0..plan.stages().len()).filter(|&s| plan.stages()[s].workers.contains(&rank));
+        let stages = mine.map(|s| Stage::new(&setup, &plan, s, &device)).collect::<Result<Vec<_>>>()?;
+        let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype);
+        let worker = Worker::new(recipe.graph.clone(), recipe.settings.dtype, device, transport, stages);
+        let (programs, losses) = (HashMap::new(), Vec::new());
+        Ok(Engine { recipe, plan: Arc::new(plan), worker, feed, streaming: None, programs, losses, next: 0 })
+    }
+
+    /// The partition.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The worker.
+    pub fn worker(&self) -> &Worker<'t> {
+        &self.worker
+    }
+
+    /// The worker, to be loaded.
+    pub fn worker_mut(&mut self) -> &mut Worker<'t> {
+        &mut self.worker
+    }
+
+    /// The number of the next minibatch.
+    pub fn next_minibatch(&self) -> u64 {
+        self.next
+    }
+
+    /// Goes on with minibatch `number`, after a checkpoint was loaded.
+    pub fn resume_at(&mut self, number: u64) {
+        self.next = number;
+    }
+
+    /// Whether this worker reads the data: it has the first stage.
+    pub fn reads_data(&self) -> bool {
+        self.worker.stages().any(|s| s.index() == 0)
+    }
+
+    /// Proven programs for `n` micro-batches (synchronous: of one minibatch).
+    fn programs(&mut self, train: bool, n: usize) -> Result<Arc<Programs>> {
+        if let Some(p) = self.programs.get(&(train, n)) {
+            return Ok(p.clone());
+        }
+        let workers = self.plan.stages().len();
+        let kind = self.recipe.settings.schedule;
+        let plain = if train { schedule::make(kind, workers, n)? } else { schedule::evaluate(workers, n)? };
+        let wiring = self.plan.wiring(train);
+        let lowered = Arc::new(schedule::lower(&plain, &wiring)?);
+        self.programs.insert((train, n), lowered.clone());
+        Ok(lowered)
+    }
+
+    fn mission(&self, mode: Mode) -> Mission {
+        let samples = self.recipe.settings.micro_batch();
+        Mission { mode, plan: self.plan.clone(), samples, wanted: None, ask: Vec::new() }
+    }
+
+    fn kind(&self) -> Kind {
+        self.recipe.settings.schedule
+    }
+
+    /// Trains on a minibatch. A synchronous schedule has updated the weights when this returns; an asynchronous one keeps it in
+    /// flight.
+    ///
+    /// # Errors
+    /// With rank, stage, micro-batch and operation.
+    pub fn train(&mut self, minibatch: Minibatch) -> Result<()> {
+        self.train_inner(&minibatch).context(|| format!("minibatch {}", minibatch.number))
+    }
+
+    fn train_inner(&mut self, minibatch: &Minibatch) -> Result<()> {
+        if minibatch.number != self.next {
+            return Err(Error::schedule(format!("minibatch {} expected, got {}", self.next, minibatch.number)));
+        }
+        if minibatch.ids.is_empty() || minibatch.ids.len() > self.recipe.settings.batch {
+            let (n, most) = (minibatch.ids.len(), self.recipe.settings.batch);
+            return Err(Error::data(format!("1 to {most} samples expected in a minibatch, got {n}")));
+        }
+        self.next += 1;
+        let size = self.recipe.settings.micro_batch();
+        let mission = self.mission(Mode::Train);
+        let rank = self.worker.rank();
+        if self.kind().is_synchronous() {
+            let n = self.feed.add(minibatch, 0, size)?;
+            let programs = self.programs(true, n)?;
+            worker::run(&mut self.worker, programs.stream(rank), &mission, &mut self.feed)?;
+            self.worker.restart()?;
+            let measured = self.worker.take_measured();
+            self.losses.extend(fold(minibatch.number, &measured));
+            return Ok(());
+        }
+        let stream = self.streaming.take().unwrap_or(Streaming { first: minibatch.number, fed: 0, done: 0 });
+        self.feed.add(minibatch, stream.fed, size)?;
+        let fed = stream.fed + 1;
+        let programs = self.programs(true, ENDLESS)?;
+        let ready = |inst: &schedule::Inst| inst.mb().is_none_or(|mb| mb < fed);
+        let program =
+            programs.workers.get(rank).ok_or_else(|| Error::schedule(format!("no program for rank {rank}")))?;
+        let mut done = stream.done;
+        while let Some(inst) = program.get(done).filter(ready) {
+            worker::run(&mut self.worker, [inst], &mission, &mut self.feed)?;
+            done += 1;
+        }
+        self.streaming = Some(Streaming { fed, done, ..stream });
+        self.collect(stream.first);
+        Ok(())
+    }
+
+    /// Notes the losses of an asynchronous run that began with minibatch `first`.
+    fn collect(&mut self, first: u64) {
+        let measured = self.worker.take_measured();
+        self.losses.extend(measured.iter().flat_map(|m| fold(first + m.mb as u64, std::slice::from_ref(m))));
+    }
+
+    /// Finishes all that is in flight. Where this stands is part of an asynchronous run's definition.
+    pub fn drain(&mut self) -> Result<()> {
+        let Some(stream) = self.streaming.take() else { return Ok(()) };
+        let programs = self.programs(true, stream.fed)?;
+        let rank = self.worker.rank();
+        let rest: Vec<_> = programs.stream(rank).skip(stream.done).collect();
+        let mission = self.mission(Mode::Train);
+        worker::run(&mut self.worker, rest, &mission, &mut self.feed).context(|| "drain")?;
+        self.worker.restart()?;
+        self.collect(stream.first);
+        Ok(())
+    }
+
+    /// Takes the losses noted since the last call.
+    pub fn take_losses(&mut self) -> Vec<StepLoss> {
+        std::mem::take(&mut self.losses)
+    }
+
+    /// Drains, then runs the samples of `loader` forward and gives loss and accuracy, the same on every worker.
+    pub fn evaluate(&mut self, loader: &Loader) -> Result<Evaluation> {
+        self.drain()?;
+        let size = self.recipe.settings.micro_batch();
+        let sampler = Sampler::new(loader.dataset().len(), size, 0, false)?;
+        let n = sampler.batches_per_epoch();
+        let programs = self.programs(false, n as usize)?;
+        let mission = self.mission(Mode::Eval);
+        let rank = self.worker.rank();
+        let mut data = if self.reads_data() { Some(loader.prefetch(&sampler, 0..n)?) } else { None };
+        let mut fed = 0;
+        for inst in programs.stream(rank) {
+            if let schedule::Inst::F { mb, .. } = inst
+                && mb >= fed
+            {
+                let batch = data.as_mut().and_then(Iterator::next).transpose()?;
+                let (_, ids) = sampler.minibatch(mb as u64)?;
+                self.feed.add(&Minibatch { number: mb as u64, ids, batch }, mb, size)?;
+                fed = mb + 1;
+            }
+            worker::run(&mut self.worker, [inst], &mission, &mut self.feed).context(|| "evaluation")?;
+        }
+        self.worker.restart()?;
+        let measured = self.worker.take_measured();
+        let sum = |f: fn(&Measured) -> f64| measured.iter().map(f).sum::<f64>();
+        let weight = sum(|m| m.total);
+        let found = (!measured.is_empty()).then(|| Evaluation {
+            loss: sum(|m| m.loss) / weight,
+            accuracy: measured.iter().all(|m| m.correct.is_some()).then(|| sum(|m| m.correct.unwrap_or(0.0)) / weight),
+        });
+        let all = self.gather(&found)?;
+        all.into_iter().flatten().next().ok_or_else(|| Error::graph("no worker has the loss"))
+    }
+
+    /// Gives every worker the values of all of them, in order of rank.
+    pub fn gather<T: Serialize + DeserializeOwned>(&mut self, mine: &T) -> Result<Vec<T>> {
+        let bytes = serde_json::to_vec(mine).map_err(|e| Error::transport(format!("gather: {e}")))?;
+        let all = self.worker.transport().all_gather(&bytes)?;
+        let read = |b: &Vec<u8>| serde_json::from_slice(b).map_err(|e| Error::transport(format!("gather: {e}")));
+        all.iter().map(read).collect()
+    }
+
+    /// A hash of all weights and node states, in order of their names: the same for every partition.
+    pub fn weights_sha256(&mut self) -> Result<String> {
+        let mut mine: Vec<(String, String)> = Vec::new();
+        for stage in self.worker.stages() {
+            let weights = stage.weights().held().iter().map(|w| (w.name.clone(), &w.tensor));
+            for (name, t) in weights.chain(stage.states()) {
+                mine.push((name, hex(&Sha256::digest(t.contiguous()?.host_bytes()?))));
+            }
+        }
+        let mut all: Vec<(String, String)> = self.gather(&mine)?.into_iter().flatten().collect();
+        all.sort();
+        let mut hash = Sha256::new();
+        for (name, digest) in all {
+            hash.update(format!("{name} {digest}\n"));
+        }
+        Ok(hex(&hash.finalize()))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The mean loss of a minibatch: the left fold over its micro-batches.
+fn fold(minibatch: u64, measured: &[Measured]) -> Option<StepLoss> {
+    let mut in_order = measured.to_vec();
+    in_order.sort_by_key(|m| m.mb);
+    let weight = in_order.first()?.total;
+    let correct = in_order.iter().map(|m| m.correct).sum();
+    let loss = in_order.iter().map(|m| m.loss).sum::<f64>();
+    Some(StepLoss { minibatch, loss: if weight > 0.0 { loss / weight } else { 0.0 }, weight, correct })
+}

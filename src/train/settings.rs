@@ -1,0 +1,101 @@
+//! What a run is told, apart from the model and the data.
+use crate::{
+    Error, Result,
+    layers::Graph,
+    optim::Optimizer,
+    pipeline::{schedule::Kind, stage::Setup},
+    tensor::DType,
+};
+use std::{path::PathBuf, sync::Arc};
+
+/// How the model is cut into stages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanChoice {
+    /// By the planner, from a measured (or, deterministic, an estimated) profile.
+    Auto,
+    /// Before these nodes.
+    Cuts(Vec<String>),
+    /// As a file says.
+    File(PathBuf),
+}
+
+/// The settings of a run. The defaults are those of the command line.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The schedule.
+    pub schedule: Kind,
+    /// Samples of a minibatch.
+    pub batch: usize,
+    /// Micro-batches that a synchronous schedule cuts a minibatch into; never derived from the number of workers.
+    pub micro_batches: usize,
+    /// The seed of initialisation, shuffling, augmentation and dropout.
+    pub seed: u64,
+    /// The floating-point type of weights and activations: `F32` or `F64`.
+    pub dtype: DType,
+    /// Threads of each worker's kernels.
+    pub threads: usize,
+    /// Plans from operation counts instead of the clock, so that a run can be repeated bit for bit.
+    pub deterministic: bool,
+    /// How the model is cut.
+    pub plan: PlanChoice,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            schedule: Kind::PipeDream,
+            batch: 128,
+            micro_batches: 8,
+            seed: 1,
+            dtype: DType::F32,
+            threads: 1,
+            deterministic: false,
+            plan: PlanChoice::Auto,
+        }
+    }
+}
+
+impl Settings {
+    /// The most samples of a micro-batch: ⌈batch / micro-batches⌉ of a synchronous schedule, the whole minibatch of an
+    /// asynchronous one.
+    pub fn micro_batch(&self) -> usize {
+        if self.schedule.is_synchronous() { self.batch.div_ceil(self.micro_batches) } else { self.batch }
+    }
+
+    /// # Errors
+    /// A value that makes no sense, by name.
+    pub fn check(&self) -> Result<()> {
+        let positive = [("batch", self.batch), ("micro_batches", self.micro_batches), ("threads", self.threads)];
+        if let Some((name, _)) = positive.iter().find(|(_, n)| *n == 0) {
+            return Err(Error::config(format!("{name}: 1 or more expected, got 0")));
+        }
+        if !matches!(self.dtype, DType::F32 | DType::F64) {
+            return Err(Error::config(format!("dtype: f32 or f64 expected, got {}", self.dtype)));
+        }
+        Ok(())
+    }
+}
+
+/// A model with all that it is trained by.
+#[derive(Clone)]
+pub struct Recipe {
+    /// The model, with its loss.
+    pub graph: Arc<Graph>,
+    /// How weights follow gradients.
+    pub optimizer: Arc<dyn Optimizer>,
+    /// The rest.
+    pub settings: Settings,
+}
+
+impl Recipe {
+    /// What every stage has in common.
+    pub fn setup(&self) -> Setup {
+        Setup {
+            graph: self.graph.clone(),
+            optimizer: self.optimizer.clone(),
+            policy: self.settings.schedule.weights(),
+            seed: self.settings.seed,
+            dtype: self.settings.dtype,
+        }
+    }
+}

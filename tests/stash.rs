@@ -1,0 +1,174 @@
+//! PipeDream's weight stashing means what its closed form says, bit for bit.
+//!
+//! Minibatch t reads, on stage r of p, version max(t_d, t − (p−1−r)) of that stage's weights, t_d the last drain; with vertical
+//! sync version max(t_d, t − (p−1)) on every stage. Its gradient makes version t + 1.
+mod small;
+
+use small::*;
+use pipewright::{
+    Result,
+    autograd::{Cx, Grads, Mode, ParamRef, RunKey, Scope, Var},
+    layers::*,
+    optim::{Optimizer, Sgd},
+    pipeline::{plan::Plan, schedule::Kind, transport::threads::Options},
+    tensor::{DType, Device, Tensor},
+    train::StepLoss,
+};
+use std::{collections::HashMap, sync::Arc};
+
+const SIZE: usize = 6;
+
+/// Dropout, a skip edge, and no state, so that a plain loop of a few lines can run it.
+fn small() -> Result<Graph> {
+    let mut g = Graph::new();
+    let (x, label) = (g.input("x", [6, 6, 2]), g.label("label"));
+    let a = g.add(Flatten, [x])?;
+    let a = g.add(Linear::new(72, 9), [a])?;
+    let skip = g.add(Relu, [a])?;
+    let b = g.add(Linear::new(9, 7), [skip])?;
+    let b = g.add(Tanh, [b])?;
+    let b = g.add(Dropout::new(0.2), [b])?;
+    let c = g.add(Linear::new(7, 9), [b])?;
+    let c = g.add(Add, [c, skip])?;
+    let y = g.add(Linear::new(9, 3), [c])?;
+    let loss = g.add(CrossEntropy::new(), [y, label])?;
+    g.with_loss(loss)
+}
+
+/// The closed form as a plain loop over the whole graph: `age(r)` is how many versions old stage r's weights are.
+fn closed_form(
+    g: &Graph,
+    plan: &Plan,
+    opt: &dyn Optimizer,
+    n: usize,
+    drains: &[usize],
+    age: &dyn Fn(usize) -> usize,
+) -> Result<(Vec<f64>, Vec<Tensor>)> {
+    let device = Device::cpu(1)?;
+    let stage_of = |node: NodeId| plan.stages().iter().position(|s| s.nodes.contains(&node)).unwrap();
+    let stage_of_param: Vec<usize> = (0..g.params().len())
+        .map(|p| stage_of((0..g.nodes().len()).find(|&i| g.nodes()[i].params.contains(&p)).unwrap()))
+        .collect();
+    let first: Vec<Tensor> =
+        (0..g.params().len()).map(|p| g.init_param(p, 7, DType::F64, &device)).collect::<Result<_>>()?;
+    let mut state: Vec<Vec<Tensor>> = first
+        .iter()
+        .map(|w| opt.state().iter().map(|_| Tensor::zeros(w.shape(), DType::F64, &device)).collect::<Result<_>>())
+        .collect::<Result<_>>()?;
+    let mut versions = vec![first];
+    let (mut losses, mut drained) = (Vec::new(), 0);
+    for t in 0..n {
+        let read = |p: usize| &versions[t.saturating_sub(age(stage_of_param[p])).max(drained)][p];
+        let data = minibatch(t as u64, SIZE, DType::F64, &device)?;
+        let batch = data.batch.as_ref().unwrap();
+        let mut cx = Cx::recording(Mode::Train, RunKey { seed: 7, step: t as u64, samples: Arc::from(&data.ids[..]) });
+        let params: Vec<Vec<ParamRef>> = g
+            .nodes()
+            .iter()
+            .map(|n| {
+                n.params
+                    .iter()
+                    .map(|&p| ParamRef { tensor: read(p).clone(), id: p, slot: p, trainable: true })
+                    .collect()
+            })
+            .collect();
+        let mut values: HashMap<Value, Var> = HashMap::new();
+        for (i, node) in g.nodes().iter().enumerate() {
+            let outputs = match &node.kind {
+                NodeKind::Input => vec![cx.input(batch.field(&node.name)?.clone(), false)],
+                NodeKind::Total => continue,
+                NodeKind::Layer(layer) => {
+                    cx.enter(Scope { node: &node.name, index: i, params: &params[i], state: &[] });
+                    let x: Vec<Var> = node.inputs.iter().map(|v| values[v].clone()).collect();
+                    layer.forward(&mut cx, &x)?.all()
+                }
+            };
+            values.extend(outputs.into_iter().enumerate().map(|(output, v)| (Value { node: i, output }, v)));
+        }
+        let loss = values[&Value { node: g.loss_node().unwrap(), output: 0 }].clone();
+        losses.push(loss.value().item()? / SIZE as f64);
+        let seed = Tensor::full(1.0 / SIZE as f64, &[], DType::F64, &device)?;
+        let mut grads = Grads::default();
+        cx.finish().0.unwrap().backward(&[(&loss, seed)], &mut grads)?;
+        let mut next = versions[t].clone();
+        for (p, w) in next.iter_mut().enumerate() {
+            opt.update(t as u64, w, &grads.take(p).unwrap(), &mut state[p])?;
+        }
+        versions.push(next);
+        if drains.contains(&t) {
+            drained = t + 1;
+        }
+    }
+    Ok((losses, versions.pop().unwrap()))
+}
+
+fn sha(g: &Graph, weights: &[Tensor]) -> Result<String> {
+    use sha2::{Digest, Sha256};
+    let hex = |b: &[u8]| b.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let mut lines: Vec<String> = Vec::new();
+    for (p, w) in g.params().iter().zip(weights) {
+        let bytes: Vec<u8> = w.to_host::<f64>()?.iter().flat_map(|v| v.to_le_bytes()).collect();
+        lines.push(format!("{} {}\n", p.name, hex(&Sha256::digest(bytes))));
+    }
+    lines.sort();
+    Ok(hex(&Sha256::digest(lines.concat())))
+}
+
+const CUTS: &[&[&str]] = &[&[], &["linear2"], &["linear2", "linear3"], &["relu1", "tanh1", "add1"]];
+
+type Made = (Vec<f64>, String);
+
+/// The closed form and the pipeline's result for one case.
+fn both(kind: Kind, cuts: &[&str], opt: Sgd, n: usize, drains: &[usize]) -> Result<(Made, Made, Vec<usize>)> {
+    let g = small()?;
+    let plan = cut(&g, cuts)?;
+    let p = plan.workers();
+    let vertical = kind == Kind::PipeDreamVertical;
+    let age = |r: usize| if vertical { p - 1 } else { p - 1 - r };
+    let (losses, weights) = closed_form(&g, &plan, &opt, n, drains, &age)?;
+    let expected = (losses, sha(&g, &weights)?);
+    let recipe = recipe(g, opt, kind, SIZE, 8);
+    let got = train(&recipe, &plan, &vec![SIZE; n], drains, Options::default())?;
+    let numbers = |l: &StepLoss| l.loss;
+    assert!(got.losses.iter().enumerate().all(|(i, l)| l.minibatch == i as u64));
+    Ok((expected, (got.losses.iter().map(numbers).collect(), got.sha), got.versions))
+}
+
+#[test]
+fn stashing_and_vertical_sync_equal_their_closed_forms() -> Result<()> {
+    for kind in [Kind::PipeDream, Kind::PipeDreamVertical] {
+        for cuts in CUTS {
+            for opt in [Sgd::new(0.3), sgd()] {
+                // Fewer minibatches than stages, too; and drains in the middle.
+                for (n, drains) in [(1, &[][..]), (2, &[]), (13, &[]), (13, &[4, 5, 8])] {
+                    let (expected, got, _) = both(kind, cuts, opt.clone(), n, drains)?;
+                    assert_eq!(expected, got, "{kind} cut before {cuts:?}, {n} minibatches, drains after {drains:?}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn without_stashing_the_closed_form_fails() -> Result<()> {
+    let (expected, got, _) = both(Kind::PipeDreamNoStash, &["linear2", "linear3"], sgd(), 13, &[])?;
+    assert_ne!(expected.1, got.1);
+    let (expected, got, _) = both(Kind::PipeDreamNoStash, &[], sgd(), 13, &[])?;
+    assert_eq!(expected, got, "with one stage there is nothing to stash");
+    Ok(())
+}
+
+#[test]
+fn stage_r_of_p_holds_at_most_p_minus_r_versions() -> Result<()> {
+    for cuts in CUTS {
+        let p = cuts.len() + 1;
+        let (.., versions) = both(Kind::PipeDream, cuts, sgd(), 13, &[])?;
+        for (r, &held) in versions.iter().enumerate() {
+            assert!(held <= p - r, "stage {r} of {p} held {held} versions");
+        }
+        let (.., versions) = both(Kind::PipeDreamVertical, cuts, sgd(), 13, &[])?;
+        assert!(versions.iter().all(|&held| held <= p), "{versions:?} of {p}");
+    }
+    Ok(())
+}
