@@ -4,7 +4,6 @@
 //! sync version max(t_d, t − (p−1)) on every stage. Its gradient makes version t + 1.
 mod small;
 
-use small::*;
 use pipewright::{
     Result,
     autograd::{Cx, Grads, Mode, ParamRef, RunKey, Scope, Var},
@@ -14,6 +13,7 @@ use pipewright::{
     tensor::{DType, Device, Tensor},
     train::StepLoss,
 };
+use small::*;
 use std::{collections::HashMap, sync::Arc};
 
 const SIZE: usize = 6;

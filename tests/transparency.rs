@@ -1,11 +1,11 @@
 //! A pipelined model trains as the plain one: the same bits under every synchronous schedule, partition and transport.
 mod small;
 
-use small::*;
 use pipewright::{
     Result,
     pipeline::{schedule::Kind, transport::threads::Options},
 };
+use small::*;
 
 /// Even and uneven partitions into 1 to 4 stages.
 const CUTS: &[&[&str]] = &[
