@@ -3,6 +3,7 @@ pub mod autograd;
 pub mod data;
 pub mod error;
 pub mod layers;
+pub mod models;
 pub mod optim;
 pub mod pipeline;
 pub mod tensor;
