@@ -42,8 +42,7 @@ impl<'a> View<'a> {
     /// The elements of a contiguous operand of type `T`.
     pub fn slice<T: Element>(&self) -> Result<&'a [T]> {
         host_type::<T>(self.dtype)?;
-        let (start, len) = (self.layout.offset(), contiguous_len(self.layout)?);
-        Ok(&bytemuck::cast_slice(self.buf.bytes())[start..start + len])
+        Ok(&bytemuck::cast_slice(self.buf.bytes())[places(self.layout)?])
     }
 
     /// All elements of the buffer, to be read at the layout's positions.
@@ -57,8 +56,7 @@ impl ViewMut<'_> {
     /// The elements of a contiguous operand of type `T`.
     pub fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
         host_type::<T>(self.dtype)?;
-        let (start, len) = (self.layout.offset(), contiguous_len(self.layout)?);
-        Ok(&mut bytemuck::cast_slice_mut(self.buf.bytes_mut())[start..start + len])
+        Ok(&mut bytemuck::cast_slice_mut(self.buf.bytes_mut())[places(self.layout)?])
     }
 
     /// The same operand, borrowed again.
@@ -79,9 +77,13 @@ fn host_type<T: Element>(dtype: DType) -> Result<()> {
     if T::DTYPE == dtype { Ok(()) } else { Err(Error::dtype(format!("expected {}, got {dtype}", T::DTYPE))) }
 }
 
-fn contiguous_len(l: &Layout) -> Result<usize> {
-    if l.is_contiguous() {
-        Ok(l.len())
+/// Where the elements of a contiguous operand are.
+fn places(l: &Layout) -> Result<std::ops::Range<usize>> {
+    if l.is_empty() {
+        // A cut of nothing may lie beyond the end.
+        Ok(0..0)
+    } else if l.is_contiguous() {
+        Ok(l.offset()..l.offset() + l.len())
     } else {
         Err(Error::shape(format!(
             "a kernel needs a contiguous operand, got strides {:?} of {:?}",
@@ -391,7 +393,7 @@ pub trait Backend: Send + Sync {
     fn conv2d_weight_grad(&self, c: Conv2d, x: View, dy: View, dw: ViewMut) -> Result<()>;
 
     /// The maximum of each window, and in arg[n,oh,ow,c] (i32) its position kh·KW + kw in the window, the first of equals;
-    /// NaN counts as the maximum.
+    /// NaN counts as the maximum. Windows without any element (images of size 0) have −∞ and −1.
     fn max_pool2d(&self, p: Pool2d, x: View, y: ViewMut, arg: ViewMut) -> Result<()>;
     /// dx from arg and dy.
     fn max_pool2d_grad(&self, p: Pool2d, arg: View, dy: View, dx: ViewMut) -> Result<()>;

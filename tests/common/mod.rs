@@ -6,6 +6,8 @@ use pipewright::{
 use proptest::prelude::TestCaseError;
 use std::sync::OnceLock;
 
+pub const EPS: f64 = f32::EPSILON as f64;
+
 pub type TestResult = std::result::Result<(), TestCaseError>;
 
 /// Operands by name: the same values on every device.
@@ -15,11 +17,15 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Uniform in [−1, 1), or the absolute values of those.
+    /// Uniform in [−1, 1); for the scale of a sum of products the absolute values of those.
     pub fn get(&self, name: &str, shape: &[usize]) -> Tensor {
-        let t = self.device.uniform(Philox::new(7, 0, name), -1.0, 1.0, shape, DType::F32);
-        let t = if self.absolute { t.and_then(|t| t.unary(Unary::Abs)) } else { t };
-        t.expect("numbers for a test")
+        let t = self.range(name, shape, -1.0, 1.0);
+        if self.absolute { t.unary(Unary::Abs).expect("numbers for a test") } else { t }
+    }
+
+    /// Uniform in [lo, hi).
+    pub fn range(&self, name: &str, shape: &[usize], lo: f64, hi: f64) -> Tensor {
+        self.device.uniform(Philox::new(7, 0, name), lo, hi, shape, DType::F32).expect("numbers for a test")
     }
 }
 
@@ -39,7 +45,7 @@ fn values(tensors: &[Tensor]) -> Result<Vec<Vec<f64>>> {
 /// Results of `f`, a sum of at most `k` products, against the reference.
 pub fn agree_linear(k: usize, f: impl Fn(&Inputs) -> Result<Vec<Tensor>>) -> TestResult {
     let scale = values(&f(&Inputs { device: Device::reference(), absolute: true })?)?;
-    agree_within(&f, |i, j, _| 4.0 * k as f64 * f64::from(f32::EPSILON) * scale[i][j])
+    agree_within(&f, |i, j, _| 4.0 * k as f64 * EPS * scale[i][j])
 }
 
 /// Results of `f` against the reference, with `bound(output, element, expected)` besides one unit in the last place.
@@ -53,7 +59,7 @@ pub fn agree_within(
         let (one, two) = (run(one)?, run(two)?);
         for (i, (want, got)) in want.iter().zip(&one).enumerate() {
             for (j, (&w, &g)) in want.iter().zip(got).enumerate() {
-                let ulp = f64::from(f32::EPSILON) * w.abs() + f64::from(f32::MIN_POSITIVE);
+                let ulp = EPS * w.abs() + f64::from(f32::MIN_POSITIVE);
                 let same = w == g || w.is_nan() && g.is_nan() || (w - g).abs() <= bound(i, j, w) + ulp;
                 if !same {
                     return Err(TestCaseError::fail(format!("{isa}: output {i} element {j}: {g} instead of {w}")));

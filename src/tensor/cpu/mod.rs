@@ -2,13 +2,23 @@
 //!
 //! Every kernel cuts its *outputs* over the threads, or a reduction into blocks that depend on the shapes only: the same bits
 //! for any number of threads.
+mod columns;
 mod conv2d;
+mod copy;
+mod elementwise;
 mod gemm;
+mod index;
 mod isa;
+mod math;
 mod micro;
+mod norm;
+mod optim;
 mod pack;
 mod par;
 mod patches;
+mod pool2d;
+mod reduce;
+mod softmax;
 
 use super::{
     Backend, Buffer, DType, InOut, Pool, View, ViewMut,
@@ -52,25 +62,44 @@ impl Backend for Cpu {
         self.plain.fill(value, y)
     }
     fn copy(&self, x: View, y: ViewMut) -> Result<()> {
-        self.plain.copy(x, y)
+        let again = ViewMut { buf: &mut *y.buf, ..y };
+        if copy::copy(self, x, again)? { Ok(()) } else { self.plain.copy(x, y) }
     }
     fn unary(&self, op: Unary, x: View, y: ViewMut) -> Result<()> {
-        self.plain.unary(op, x, y)
+        if y.dtype != DType::F32 {
+            return self.plain.unary(op, x, y);
+        }
+        elementwise::unary(self, op, x, y)
     }
     fn unary_grad(&self, op: Unary, saved: View, dy: View, dx: ViewMut) -> Result<()> {
-        self.plain.unary_grad(op, saved, dy, dx)
+        if dx.dtype != DType::F32 {
+            return self.plain.unary_grad(op, saved, dy, dx);
+        }
+        elementwise::unary_grad(self, op, saved, dy, dx)
     }
     fn binary(&self, op: Binary, a: View, b: View, y: ViewMut) -> Result<()> {
-        self.plain.binary(op, a, b, y)
+        if y.dtype != DType::F32 {
+            return self.plain.binary(op, a, b, y);
+        }
+        elementwise::binary(self, op, a, b, y)
     }
     fn axpy(&self, alpha: f64, x: View, y: InOut) -> Result<()> {
-        self.plain.axpy(alpha, x, y)
+        if x.dtype != DType::F32 {
+            return self.plain.axpy(alpha, x, y);
+        }
+        elementwise::axpy(self, alpha, x, y)
     }
     fn reduce(&self, op: Reduce, dims: [usize; 3], x: View, y: ViewMut) -> Result<()> {
-        self.plain.reduce(op, dims, x, y)
+        if y.dtype != DType::F32 {
+            return self.plain.reduce(op, dims, x, y);
+        }
+        reduce::reduce(self, op, dims, x, y)
     }
     fn all_finite(&self, x: View) -> Result<bool> {
-        self.plain.all_finite(x)
+        if x.dtype != DType::F32 {
+            return self.plain.all_finite(x);
+        }
+        elementwise::all_finite(self, x)
     }
     fn gemm(&self, g: Gemm, a: View, b: View, bias: Option<View>, y: ViewMut) -> Result<()> {
         if y.dtype != DType::F32 {
@@ -97,22 +126,40 @@ impl Backend for Cpu {
         conv2d::weight_grad(self, c, x, dy, dw)
     }
     fn max_pool2d(&self, p: Pool2d, x: View, y: ViewMut, arg: ViewMut) -> Result<()> {
-        self.plain.max_pool2d(p, x, y, arg)
+        if y.dtype != DType::F32 {
+            return self.plain.max_pool2d(p, x, y, arg);
+        }
+        pool2d::max_pool(self, p, x, y, arg)
     }
     fn max_pool2d_grad(&self, p: Pool2d, arg: View, dy: View, dx: ViewMut) -> Result<()> {
-        self.plain.max_pool2d_grad(p, arg, dy, dx)
+        if dx.dtype != DType::F32 {
+            return self.plain.max_pool2d_grad(p, arg, dy, dx);
+        }
+        pool2d::max_pool_grad(self, p, arg, dy, dx)
     }
     fn avg_pool2d(&self, p: Pool2d, x: View, y: ViewMut) -> Result<()> {
-        self.plain.avg_pool2d(p, x, y)
+        if y.dtype != DType::F32 {
+            return self.plain.avg_pool2d(p, x, y);
+        }
+        pool2d::avg_pool(self, p, x, y)
     }
     fn avg_pool2d_grad(&self, p: Pool2d, dy: View, dx: ViewMut) -> Result<()> {
-        self.plain.avg_pool2d_grad(p, dy, dx)
+        if dx.dtype != DType::F32 {
+            return self.plain.avg_pool2d_grad(p, dy, dx);
+        }
+        pool2d::avg_pool_grad(self, p, dy, dx)
     }
     fn batch_stats(&self, x: View, mean: ViewMut, var: ViewMut) -> Result<()> {
-        self.plain.batch_stats(x, mean, var)
+        if x.dtype != DType::F32 {
+            return self.plain.batch_stats(x, mean, var);
+        }
+        norm::batch_stats(self, x, mean, var)
     }
     fn batch_norm(&self, eps: f64, x: View, stats: [View; 2], gamma: View, beta: View, y: ViewMut) -> Result<()> {
-        self.plain.batch_norm(eps, x, stats, gamma, beta, y)
+        if x.dtype != DType::F32 {
+            return self.plain.batch_norm(eps, x, stats, gamma, beta, y);
+        }
+        norm::batch_norm(self, eps, x, stats, [gamma, beta], y)
     }
     fn batch_norm_weight_grad(
         &self,
@@ -123,7 +170,10 @@ impl Backend for Cpu {
         dgamma: ViewMut,
         dbeta: ViewMut,
     ) -> Result<()> {
-        self.plain.batch_norm_weight_grad(eps, x, stats, dy, dgamma, dbeta)
+        if x.dtype != DType::F32 {
+            return self.plain.batch_norm_weight_grad(eps, x, stats, dy, dgamma, dbeta);
+        }
+        norm::batch_norm_weight_grad(self, eps, x, stats, dy, [dgamma, dbeta])
     }
     fn batch_norm_input_grad(
         &self,
@@ -135,7 +185,10 @@ impl Backend for Cpu {
         dy: View,
         dx: ViewMut,
     ) -> Result<()> {
-        self.plain.batch_norm_input_grad(eps, x, stats, gamma, sums, dy, dx)
+        if x.dtype != DType::F32 {
+            return self.plain.batch_norm_input_grad(eps, x, stats, gamma, sums, dy, dx);
+        }
+        norm::batch_norm_input_grad(self, eps, x, stats, gamma, sums, dy, dx)
     }
     fn layer_norm(
         &self,
@@ -147,10 +200,16 @@ impl Backend for Cpu {
         mean: ViewMut,
         rstd: ViewMut,
     ) -> Result<()> {
-        self.plain.layer_norm(eps, x, gamma, beta, y, mean, rstd)
+        if x.dtype != DType::F32 {
+            return self.plain.layer_norm(eps, x, gamma, beta, y, mean, rstd);
+        }
+        norm::layer_norm(self, eps, x, [gamma, beta], y, [mean, rstd])
     }
     fn layer_norm_input_grad(&self, x: View, stats: [View; 2], gamma: View, dy: View, dx: ViewMut) -> Result<()> {
-        self.plain.layer_norm_input_grad(x, stats, gamma, dy, dx)
+        if x.dtype != DType::F32 {
+            return self.plain.layer_norm_input_grad(x, stats, gamma, dy, dx);
+        }
+        norm::layer_norm_input_grad(self, x, stats, gamma, dy, dx)
     }
     fn layer_norm_weight_grad(
         &self,
@@ -160,13 +219,22 @@ impl Backend for Cpu {
         dgamma: ViewMut,
         dbeta: ViewMut,
     ) -> Result<()> {
-        self.plain.layer_norm_weight_grad(x, stats, dy, dgamma, dbeta)
+        if x.dtype != DType::F32 {
+            return self.plain.layer_norm_weight_grad(x, stats, dy, dgamma, dbeta);
+        }
+        norm::layer_norm_weight_grad(self, x, stats, dy, [dgamma, dbeta])
     }
     fn softmax(&self, x: View, y: ViewMut) -> Result<()> {
-        self.plain.softmax(x, y)
+        if x.dtype != DType::F32 {
+            return self.plain.softmax(x, y);
+        }
+        softmax::softmax(self, x, y)
     }
     fn softmax_grad(&self, y: View, dy: View, dx: ViewMut) -> Result<()> {
-        self.plain.softmax_grad(y, dy, dx)
+        if y.dtype != DType::F32 {
+            return self.plain.softmax_grad(y, dy, dx);
+        }
+        softmax::softmax_grad(self, y, dy, dx)
     }
     fn cross_entropy(
         &self,
@@ -177,24 +245,45 @@ impl Backend for Cpu {
         correct: ViewMut,
         prob: ViewMut,
     ) -> Result<()> {
-        self.plain.cross_entropy(c, logits, classes, loss, correct, prob)
+        if logits.dtype != DType::F32 {
+            return self.plain.cross_entropy(c, logits, classes, loss, correct, prob);
+        }
+        softmax::cross_entropy(self, c, logits, classes, [loss, correct], prob)
     }
     fn cross_entropy_grad(&self, c: CrossEntropy, prob: View, classes: View, dy: View, dx: ViewMut) -> Result<()> {
-        self.plain.cross_entropy_grad(c, prob, classes, dy, dx)
+        if prob.dtype != DType::F32 {
+            return self.plain.cross_entropy_grad(c, prob, classes, dy, dx);
+        }
+        softmax::cross_entropy_grad(self, c, prob, classes, dy, dx)
     }
     fn embedding(&self, table: View, ids: View, y: ViewMut) -> Result<()> {
-        self.plain.embedding(table, ids, y)
+        if table.dtype != DType::F32 {
+            return self.plain.embedding(table, ids, y);
+        }
+        index::embedding(self, table, ids, y)
     }
     fn embedding_grad(&self, ids: View, dy: View, dtable: ViewMut) -> Result<()> {
-        self.plain.embedding_grad(ids, dy, dtable)
+        if dy.dtype != DType::F32 {
+            return self.plain.embedding_grad(ids, dy, dtable);
+        }
+        index::embedding_grad(self, ids, dy, dtable)
     }
     fn dropout(&self, d: Dropout, x: View, y: ViewMut) -> Result<()> {
-        self.plain.dropout(d, x, y)
+        if x.dtype != DType::F32 {
+            return self.plain.dropout(d, x, y);
+        }
+        elementwise::dropout(self, d, x, y)
     }
     fn sgd(&self, s: SgdStep, g: View, w: InOut, v: Option<InOut>) -> Result<()> {
-        self.plain.sgd(s, g, w, v)
+        if g.dtype != DType::F32 {
+            return self.plain.sgd(s, g, w, v);
+        }
+        optim::sgd(self, s, g, w, v)
     }
     fn adam(&self, s: AdamStep, g: View, w: InOut, m: InOut, v: InOut) -> Result<()> {
-        self.plain.adam(s, g, w, m, v)
+        if g.dtype != DType::F32 {
+            return self.plain.adam(s, g, w, m, v);
+        }
+        optim::adam(self, s, g, w, m, v)
     }
 }

@@ -79,6 +79,7 @@ fn windows(p: Pool2d, mut f: impl FnMut(usize, usize, usize)) -> Result<()> {
 
 pub(super) fn max_pool<T: Element>(p: Pool2d, x: &[T], y: &mut [T], arg: &mut [i32]) -> Result<()> {
     arg.fill(-1);
+    y.fill(T::from_f64(f64::NEG_INFINITY));
     windows(p, |iy, k, ix| {
         let (v, best) = (x[ix].to_f64(), y[iy].to_f64());
         if arg[iy] < 0 || v > best || (v.is_nan() && !best.is_nan()) {

@@ -4,6 +4,8 @@
 mod conv;
 mod nn;
 
+pub(crate) use nn::class;
+
 use super::{
     Backend, DType, Element, InOut, Philox, Pool, View, ViewMut,
     backend::{AdamStep, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
@@ -151,7 +153,7 @@ impl Backend for Reference {
     }
 
     fn fill(&self, value: f64, mut y: ViewMut) -> Result<()> {
-        with_dtype!(y.dtype, T => { y.slice::<T>()?.fill(T::from_f64(value)); Ok(()) })
+        with_dtype!(y.dtype, T => { y.slice::<T>()?.fill(<T as Element>::from_f64(value)); Ok(()) })
     }
 
     fn copy(&self, x: View, y: ViewMut) -> Result<()> {
@@ -162,7 +164,7 @@ impl Backend for Reference {
                 let x: &[Y] = bytemuck::cast_slice(x);
                 places.for_each(|(i, j)| y[j] = x[i]);
             } else {
-                places.for_each(|(i, j)| y[j] = Y::from_f64(x[i].to_f64()));
+                places.for_each(|(i, j)| y[j] = <Y as Element>::from_f64(x[i].to_f64()));
             }
             Ok(())
         }))
@@ -422,11 +424,10 @@ impl Backend for Reference {
     }
 
     fn embedding(&self, table: View, ids_: View, mut y: ViewMut) -> Result<()> {
-        let ids = ids(ids_)?;
+        let (ids, v) = (ids(ids_)?, table.layout.shape()[0]);
         with_float!(table.dtype, "embedding", T => {
             let (table, y) = (table.slice::<T>()?, y.slice::<T>()?);
             let d = y.len() / ids.len().max(1);
-            let v = table.len() / d.max(1);
             for (row, &id) in ids.iter().enumerate() {
                 let id = usize::try_from(id).ok().filter(|&i| i < v);
                 let id = id.ok_or_else(|| Error::data(format!("embedding: id {} at row {row} is outside 0..{v}", ids[row])))?;

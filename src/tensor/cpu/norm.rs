@@ -1,0 +1,289 @@
+//! Normalisation over the batch and over the features of each row.
+//!
+//! Letters: m rows, c channels, d features; x̂ the normalised x.
+use super::{
+    Cpu,
+    columns::{self, Piece, Plain, Terms},
+    elementwise::GRAIN,
+    math,
+};
+use crate::{
+    Result,
+    tensor::{View, ViewMut},
+};
+
+/// Σ (x − mean)², per column.
+struct Squares<'a> {
+    x: &'a [f32],
+    mean: &'a [f32],
+}
+
+impl Terms<1> for Squares<'_> {
+    #[inline(always)]
+    fn add<const W: usize>(&self, r: usize, p: Piece, [out]: &mut [[f32; W]; 1]) {
+        let (x, mean) = (p.of(self.x, r, self.mean.len()), p.of(self.mean, 0, 0));
+        for ((o, x), mean) in out.iter_mut().zip(x).zip(mean) {
+            *o += (x - mean) * (x - mean);
+        }
+    }
+}
+
+/// mean[c] and var[c] of x[m,c].
+pub(crate) fn batch_stats(cpu: &Cpu, x: View, mut mean: ViewMut, mut var: ViewMut) -> Result<()> {
+    let (x, mean, var) = (x.slice::<f32>()?, mean.slice::<f32>()?, var.slice::<f32>()?);
+    let c = mean.len();
+    let rows = x.len() / c.max(1);
+    let m = rows as f64;
+    columns::sums(cpu, rows, &Plain { x, columns: c }, [&mut *mean], |_, [s]| [(s / m) as f32]);
+    columns::sums(cpu, rows, &Squares { x, mean }, [var], |_, [s]| [(s / m) as f32]);
+    Ok(())
+}
+
+/// One coefficient per channel, computed once.
+fn per_channel(c: usize, f: impl Fn(usize) -> f64) -> Vec<f32> {
+    (0..c).map(|j| f(j) as f32).collect()
+}
+
+fn rstd(var: f32, eps: f64) -> f64 {
+    1.0 / (f64::from(var) + eps).sqrt()
+}
+
+/// Calls `f` on pieces of whole rows of x (one or two operands) and y.
+fn over_rows<'a, X: Send>(
+    cpu: &Cpu,
+    d: usize,
+    y: &'a mut [f32],
+    operands: impl Fn(usize, usize) -> X,
+    f: impl Fn((X, &'a mut [f32])) + Sync,
+) {
+    let piece = cpu.threads.piece(y.len(), d, GRAIN);
+    let items: Vec<_> = y.chunks_mut(piece).enumerate().map(|(i, y)| (operands(i * piece, y.len()), y)).collect();
+    cpu.threads.over(items.into_iter(), f);
+}
+
+/// y = (x − mean)·rstd·gamma + beta.
+pub(crate) fn batch_norm(
+    cpu: &Cpu,
+    eps: f64,
+    x: View,
+    [mean, var]: [View; 2],
+    [gamma, beta]: [View; 2],
+    mut y: ViewMut,
+) -> Result<()> {
+    let (x, mean, var) = (x.slice::<f32>()?, mean.slice::<f32>()?, var.slice::<f32>()?);
+    let (gamma, beta) = (gamma.slice::<f32>()?, beta.slice::<f32>()?);
+    let scale = per_channel(mean.len(), |j| f64::from(gamma[j]) * rstd(var[j], eps));
+    let coefficients = [mean, &scale[..], beta];
+    over_rows(
+        cpu,
+        mean.len(),
+        y.slice::<f32>()?,
+        |at, n| &x[at..][..n],
+        |(x, y)| {
+            cpu.simd.call(normalise, (x, y, coefficients));
+        },
+    );
+    Ok(())
+}
+
+#[inline(always)]
+fn normalise((x, y, [mean, scale, beta]): (&[f32], &mut [f32], [&[f32]; 3])) {
+    let c = mean.len().max(1);
+    for (x, y) in x.chunks(c).zip(y.chunks_mut(c)) {
+        for ((((y, x), mean), scale), beta) in y.iter_mut().zip(x).zip(mean).zip(scale).zip(beta) {
+            *y = (x - mean) * scale + beta;
+        }
+    }
+}
+
+/// Σ dy·(x − mean) and Σ dy, per column.
+struct Moments<'a> {
+    x: &'a [f32],
+    dy: &'a [f32],
+    mean: &'a [f32],
+}
+
+impl Terms<2> for Moments<'_> {
+    #[inline(always)]
+    fn add<const W: usize>(&self, r: usize, p: Piece, [g, b]: &mut [[f32; W]; 2]) {
+        let c = self.mean.len();
+        let (x, dy, mean) = (p.of(self.x, r, c), p.of(self.dy, r, c), p.of(self.mean, 0, 0));
+        for ((((g, b), x), dy), mean) in g.iter_mut().zip(b).zip(x).zip(dy).zip(mean) {
+            *g += dy * (x - mean);
+            *b += dy;
+        }
+    }
+}
+
+pub(crate) fn batch_norm_weight_grad(
+    cpu: &Cpu,
+    eps: f64,
+    x: View,
+    [mean, var]: [View; 2],
+    dy: View,
+    [mut dgamma, mut dbeta]: [ViewMut; 2],
+) -> Result<()> {
+    let (x, mean, var, dy) = (x.slice::<f32>()?, mean.slice::<f32>()?, var.slice::<f32>()?, dy.slice::<f32>()?);
+    let rows = x.len() / mean.len().max(1);
+    let out = [dgamma.slice::<f32>()?, dbeta.slice::<f32>()?];
+    columns::sums(cpu, rows, &Moments { x, dy, mean }, out, |j, [g, b]| [(g * rstd(var[j], eps)) as f32, b as f32]);
+    Ok(())
+}
+
+/// dx = gamma·rstd·(dy − (dbeta + x̂·dgamma)/m); `sums` = [dgamma, dbeta].
+pub(crate) fn batch_norm_input_grad(
+    cpu: &Cpu,
+    eps: f64,
+    x: View,
+    [mean, var]: [View; 2],
+    gamma: View,
+    [dgamma, dbeta]: [View; 2],
+    dy: View,
+    mut dx: ViewMut,
+) -> Result<()> {
+    let (x, mean, var, gamma) = (x.slice::<f32>()?, mean.slice::<f32>()?, var.slice::<f32>()?, gamma.slice::<f32>()?);
+    let (dgamma, dbeta, dy) = (dgamma.slice::<f32>()?, dbeta.slice::<f32>()?, dy.slice::<f32>()?);
+    let c = mean.len();
+    let m = x.len() as f64 / c.max(1) as f64;
+    let scale = per_channel(c, |j| f64::from(gamma[j]) * rstd(var[j], eps));
+    let shift = per_channel(c, |j| f64::from(dbeta[j]) / m);
+    let slope = per_channel(c, |j| f64::from(dgamma[j]) * rstd(var[j], eps) / m);
+    let coefficients = [mean, &scale[..], &shift[..], &slope[..]];
+    over_rows(
+        cpu,
+        c,
+        dx.slice::<f32>()?,
+        |at, n| [&x[at..][..n], &dy[at..][..n]],
+        |(xs, dx)| {
+            cpu.simd.call(denormalise, (xs, dx, coefficients));
+        },
+    );
+    Ok(())
+}
+
+#[inline(always)]
+fn denormalise(([x, dy], dx, [mean, scale, shift, slope]): ([&[f32]; 2], &mut [f32], [&[f32]; 4])) {
+    let c = mean.len().max(1);
+    for ((x, dy), dx) in x.chunks(c).zip(dy.chunks(c)).zip(dx.chunks_mut(c)) {
+        let n = dx.len();
+        let (x, dy, mean, scale) = (&x[..n], &dy[..n], &mean[..n], &scale[..n]);
+        let (shift, slope) = (&shift[..n], &slope[..n]);
+        for j in 0..n {
+            dx[j] = scale[j] * (dy[j] - shift[j] - (x[j] - mean[j]) * slope[j]);
+        }
+    }
+}
+
+/// A piece of rows: x, and the y, mean and rstd of each row.
+type Rows<'a> = (&'a [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32]);
+
+pub(crate) fn layer_norm(
+    cpu: &Cpu,
+    eps: f64,
+    x: View,
+    [gamma, beta]: [View; 2],
+    mut y: ViewMut,
+    [mut mean, mut rstd]: [ViewMut; 2],
+) -> Result<()> {
+    let (x, gamma, beta) = (x.slice::<f32>()?, gamma.slice::<f32>()?, beta.slice::<f32>()?);
+    let (y, mean, rstd) = (y.slice::<f32>()?, mean.slice::<f32>()?, rstd.slice::<f32>()?);
+    let d = gamma.len();
+    if d == 0 {
+        // The mean of nothing.
+        [mean, rstd].into_iter().for_each(|s| s.fill(f32::NAN));
+        return Ok(());
+    }
+    let rows = cpu.threads.piece(mean.len(), 1, GRAIN / d);
+    let pieces = x.chunks(rows * d).zip(y.chunks_mut(rows * d)).zip(mean.chunks_mut(rows)).zip(rstd.chunks_mut(rows));
+    cpu.threads.over(pieces, |(((x, y), mean), rstd)| {
+        cpu.simd.call(layer_norm_rows, ((x, y, mean, rstd), eps, gamma, beta));
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn layer_norm_rows(((x, y, mean, rstd), eps, gamma, beta): (Rows, f64, &[f32], &[f32])) {
+    let d = gamma.len();
+    let n = d as f64;
+    for ((x, y), (mean, rstd)) in x.chunks(d).zip(y.chunks_mut(d)).zip(mean.iter_mut().zip(rstd)) {
+        let mu = (f64::from(math::fold(x, 0.0, |a, b| a + b, |a, b| a + b)) / n) as f32;
+        let var = f64::from(math::fold(x, 0.0, |s, x| s + (x - mu) * (x - mu), |a, b| a + b)) / n;
+        let rs = (1.0 / (var + eps).sqrt()) as f32;
+        (*mean, *rstd) = (mu, rs);
+        for (((y, x), gamma), beta) in y.iter_mut().zip(x).zip(gamma).zip(beta) {
+            *y = (x - mu) * rs * gamma + beta;
+        }
+    }
+}
+
+pub(crate) fn layer_norm_input_grad(
+    cpu: &Cpu,
+    x: View,
+    [mean, rstd]: [View; 2],
+    gamma: View,
+    dy: View,
+    mut dx: ViewMut,
+) -> Result<()> {
+    let (x, mean, rstd) = (x.slice::<f32>()?, mean.slice::<f32>()?, rstd.slice::<f32>()?);
+    let (gamma, dy, dx) = (gamma.slice::<f32>()?, dy.slice::<f32>()?, dx.slice::<f32>()?);
+    let d = gamma.len().max(1);
+    let rows = cpu.threads.piece(mean.len(), 1, GRAIN / d);
+    let stats = mean.chunks(rows).zip(rstd.chunks(rows));
+    let pieces = x.chunks(rows * d).zip(dy.chunks(rows * d)).zip(dx.chunks_mut(rows * d)).zip(stats);
+    cpu.threads.over(pieces, |(((x, dy), dx), stats)| {
+        cpu.simd.call(layer_norm_dx, ([x, dy, stats.0, stats.1, gamma], dx));
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn layer_norm_dx(([x, dy, mean, rstd, gamma], dx): ([&[f32]; 5], &mut [f32])) {
+    let d = gamma.len();
+    let rows = x.chunks(d).zip(dy.chunks(d)).zip(dx.chunks_mut(d)).zip(mean.iter().zip(rstd));
+    for (((x, dy), dx), (&mu, &rs)) in rows {
+        // First dy·gamma, the gradient of x̂, then what its mean and its part along x̂ take away.
+        for ((dx, dy), gamma) in dx.iter_mut().zip(dy).zip(gamma) {
+            *dx = dy * gamma;
+        }
+        let a = math::fold(dx, 0.0, |a, b| a + b, |a, b| a + b) / d as f32;
+        let b = math::sum2(dx, x, |dhat, x| dhat * ((x - mu) * rs)) / d as f32;
+        for (dx, x) in dx.iter_mut().zip(x) {
+            *dx = rs * (*dx - a - (x - mu) * rs * b);
+        }
+    }
+}
+
+/// Σ dy·x̂ and Σ dy, per column; the statistics are those of the rows.
+struct RowMoments<'a> {
+    x: &'a [f32],
+    dy: &'a [f32],
+    mean: &'a [f32],
+    rstd: &'a [f32],
+    columns: usize,
+}
+
+impl Terms<2> for RowMoments<'_> {
+    #[inline(always)]
+    fn add<const W: usize>(&self, r: usize, p: Piece, [g, b]: &mut [[f32; W]; 2]) {
+        let (x, dy, mu, rs) =
+            (p.of(self.x, r, self.columns), p.of(self.dy, r, self.columns), self.mean[r], self.rstd[r]);
+        for (((g, b), x), dy) in g.iter_mut().zip(b).zip(x).zip(dy) {
+            *g += dy * ((x - mu) * rs);
+            *b += dy;
+        }
+    }
+}
+
+pub(crate) fn layer_norm_weight_grad(
+    cpu: &Cpu,
+    x: View,
+    [mean, rstd]: [View; 2],
+    dy: View,
+    [mut dgamma, mut dbeta]: [ViewMut; 2],
+) -> Result<()> {
+    let (x, dy, mean, rstd) = (x.slice::<f32>()?, dy.slice::<f32>()?, mean.slice::<f32>()?, rstd.slice::<f32>()?);
+    let out = [dgamma.slice::<f32>()?, dbeta.slice::<f32>()?];
+    let terms = RowMoments { x, dy, mean, rstd, columns: out[0].len() };
+    columns::sums(cpu, mean.len(), &terms, out, |_, [g, b]| [g as f32, b as f32]);
+    Ok(())
+}

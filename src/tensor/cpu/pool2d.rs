@@ -1,0 +1,152 @@
+//! Pooling over windows of x[n,h,w,c]: each tap of a window is a run of channels, treated as vectors.
+use super::{Cpu, elementwise::GRAIN};
+use crate::{
+    Result,
+    tensor::{View, ViewMut, backend::Pool2d},
+};
+
+/// The taps of the window at output (i, j) that are not padding: ordinal in the window and pixel of the image.
+fn taps(p: &Pool2d, i: usize, j: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+    let at = |o: usize, k: usize, axis: usize| {
+        (o * p.stride[axis] + k).checked_sub(p.padding[axis]).filter(|&x| x < p.hw[axis])
+    };
+    (0..p.kernel[0]).filter_map(move |u| Some((u, at(i, u, 0)?))).flat_map(move |(u, h)| {
+        let column = move |v: usize| Some((u * p.kernel[1] + v, h * p.hw[1] + at(j, v, 1)?));
+        (0..p.kernel[1]).filter_map(column)
+    })
+}
+
+/// Images are cut over the threads, since windows of one image may overlap; `unit` is the work of one.
+fn images(cpu: &Cpu, p: &Pool2d, unit: usize) -> usize {
+    cpu.threads.piece(p.n, 1, GRAIN / unit.max(1))
+}
+
+pub(crate) fn max_pool(cpu: &Cpu, p: Pool2d, x: View, mut y: ViewMut, mut arg: ViewMut) -> Result<()> {
+    let (x, y, arg) = (x.slice::<f32>()?, y.slice::<f32>()?, arg.slice::<i32>()?);
+    if y.is_empty() {
+        return Ok(());
+    }
+    let [oh, ow] = p.out()?;
+    let (image, row) = (p.hw[0] * p.hw[1] * p.c, ow * p.c);
+    let piece = cpu.threads.piece(p.n * oh, 1, GRAIN / (row * p.kernel[0] * p.kernel[1]));
+    let pieces = y.chunks_mut(piece * row).zip(arg.chunks_mut(piece * row)).enumerate();
+    cpu.threads.over(pieces, |(first, (y, arg))| {
+        for (r, (y, arg)) in y.chunks_mut(row).zip(arg.chunks_mut(row)).enumerate() {
+            let (n, i) = ((first * piece + r) / oh, (first * piece + r) % oh);
+            cpu.simd.call(max_row, (&p, i, &x[n * image..][..image], y, arg));
+        }
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn max_row((p, i, x, y, arg): (&Pool2d, usize, &[f32], &mut [f32], &mut [i32])) {
+    for (j, (y, arg)) in y.chunks_mut(p.c).zip(arg.chunks_mut(p.c)).enumerate() {
+        let mut first = true;
+        for (k, pixel) in taps(p, i, j) {
+            let (x, k) = (&x[pixel * p.c..][..p.c], k as i32);
+            if first {
+                y.copy_from_slice(x);
+                arg.fill(k);
+                first = false;
+                continue;
+            }
+            for ((y, arg), &x) in y.iter_mut().zip(arg.iter_mut()).zip(x) {
+                let better = (x > *y) | (x.is_nan() & !y.is_nan());
+                *y = if better { x } else { *y };
+                *arg = if better { k } else { *arg };
+            }
+        }
+        if first {
+            y.fill(f32::NEG_INFINITY);
+            arg.fill(-1);
+        }
+    }
+}
+
+pub(crate) fn max_pool_grad(cpu: &Cpu, p: Pool2d, arg: View, dy: View, mut dx: ViewMut) -> Result<()> {
+    let (arg, dy, dx) = (arg.slice::<i32>()?, dy.slice::<f32>()?, dx.slice::<f32>()?);
+    let [oh, ow] = p.out()?;
+    let (image, out) = (p.hw[0] * p.hw[1] * p.c, oh * ow * p.c);
+    if image == 0 || out == 0 {
+        dx.fill(0.0);
+        return Ok(());
+    }
+    let n = images(cpu, &p, out * p.kernel[0] * p.kernel[1]);
+    let pieces = dx.chunks_mut(n * image).zip(arg.chunks(n * out)).zip(dy.chunks(n * out));
+    cpu.threads.over(pieces, |((dx, arg), dy)| {
+        for ((dx, arg), dy) in dx.chunks_mut(image).zip(arg.chunks(out)).zip(dy.chunks(out)) {
+            cpu.simd.call(max_grad_image, (&p, ow, arg, dy, dx));
+        }
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn max_grad_image((p, ow, arg, dy, dx): (&Pool2d, usize, &[i32], &[f32], &mut [f32])) {
+    dx.fill(0.0);
+    for (o, (arg, dy)) in arg.chunks(p.c).zip(dy.chunks(p.c)).enumerate() {
+        for (k, pixel) in taps(p, o / ow, o % ow) {
+            let (dx, k) = (&mut dx[pixel * p.c..][..p.c], k as i32);
+            for ((dx, &arg), &dy) in dx.iter_mut().zip(arg).zip(dy) {
+                *dx += if arg == k { dy } else { 0.0 };
+            }
+        }
+    }
+}
+
+pub(crate) fn avg_pool(cpu: &Cpu, p: Pool2d, x: View, mut y: ViewMut) -> Result<()> {
+    let (x, y) = (x.slice::<f32>()?, y.slice::<f32>()?);
+    let [oh, ow] = p.out()?;
+    let (image, out) = (p.hw[0] * p.hw[1] * p.c, oh * ow * p.c);
+    if out == 0 {
+        return Ok(());
+    }
+    let n = images(cpu, &p, out * p.kernel[0] * p.kernel[1]);
+    cpu.threads.over(y.chunks_mut(n * out).enumerate(), |(first, y)| {
+        for (i, y) in y.chunks_mut(out).enumerate() {
+            cpu.simd.call(avg_image, (&p, ow, &x[(first * n + i) * image..][..image], y));
+        }
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn avg_image((p, ow, x, y): (&Pool2d, usize, &[f32], &mut [f32])) {
+    let size = (p.kernel[0] * p.kernel[1]) as f32;
+    for (o, y) in y.chunks_mut(p.c).enumerate() {
+        y.fill(0.0);
+        for (_, pixel) in taps(p, o / ow, o % ow) {
+            y.iter_mut().zip(&x[pixel * p.c..][..p.c]).for_each(|(y, x)| *y += x);
+        }
+        y.iter_mut().for_each(|y| *y /= size);
+    }
+}
+
+pub(crate) fn avg_pool_grad(cpu: &Cpu, p: Pool2d, dy: View, mut dx: ViewMut) -> Result<()> {
+    let (dy, dx) = (dy.slice::<f32>()?, dx.slice::<f32>()?);
+    let [oh, ow] = p.out()?;
+    let (image, out) = (p.hw[0] * p.hw[1] * p.c, oh * ow * p.c);
+    if image == 0 || out == 0 {
+        dx.fill(0.0);
+        return Ok(());
+    }
+    let n = images(cpu, &p, out * p.kernel[0] * p.kernel[1]);
+    cpu.threads.over(dx.chunks_mut(n * image).zip(dy.chunks(n * out)), |(dx, dy)| {
+        for (dx, dy) in dx.chunks_mut(image).zip(dy.chunks(out)) {
+            cpu.simd.call(avg_grad_image, (&p, ow, dy, dx));
+        }
+    });
+    Ok(())
+}
+
+#[inline(always)]
+fn avg_grad_image((p, ow, dy, dx): (&Pool2d, usize, &[f32], &mut [f32])) {
+    let share = 1.0 / (p.kernel[0] * p.kernel[1]) as f32;
+    dx.fill(0.0);
+    for (o, dy) in dy.chunks(p.c).enumerate() {
+        for (_, pixel) in taps(p, o / ow, o % ow) {
+            dx[pixel * p.c..][..p.c].iter_mut().zip(dy).for_each(|(dx, dy)| *dx += dy * share);
+        }
+    }
+}

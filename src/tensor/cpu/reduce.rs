@@ -1,0 +1,83 @@
+//! Folding an axis away: x[o,m,i] to y[o,i].
+use super::{
+    Cpu,
+    columns::{self, Plain},
+    elementwise::GRAIN,
+    math,
+};
+use crate::{
+    Result,
+    tensor::{View, ViewMut, backend::Reduce},
+};
+
+/// Elements of a row that are summed in f32 before their sums are added in f64.
+const BLOCK: usize = 4096;
+
+pub(crate) fn reduce(cpu: &Cpu, op: Reduce, dims: [usize; 3], x: View, mut y: ViewMut) -> Result<()> {
+    let (x, y) = (x.slice::<f32>()?, y.slice::<f32>()?);
+    let [outer, mid, inner] = dims;
+    if y.is_empty() {
+        return Ok(());
+    }
+    match op {
+        Reduce::Sum if inner == 1 => row_sums(cpu, x, mid, y),
+        Reduce::Sum => {
+            for (o, y) in y.chunks_mut(inner).enumerate() {
+                let part = Plain { x: &x[o * mid * inner..][..mid * inner], columns: inner };
+                columns::sums(cpu, mid, &part, [y], |_, [s]| [s as f32]);
+            }
+        }
+        Reduce::Max => {
+            let piece = cpu.threads.piece(outer, 1, GRAIN / (mid * inner).max(1));
+            cpu.threads.over(y.chunks_mut(piece * inner).enumerate(), |(i, y)| {
+                for (o, y) in y.chunks_mut(inner).enumerate() {
+                    let rows = &x[(i * piece + o) * mid * inner..][..mid * inner];
+                    cpu.simd.call(if inner == 1 { largest_of_row } else { largest_of_rows }, (rows, y));
+                }
+            });
+        }
+    }
+    Ok(())
+}
+
+/// y[o] = Σ x[o,*]. Rows are cut into blocks, and those over the threads, so that one long row uses all of them.
+fn row_sums(cpu: &Cpu, x: &[f32], mid: usize, y: &mut [f32]) {
+    if mid == 0 {
+        return y.fill(0.0);
+    }
+    let piece = cpu.threads.piece(y.len(), 1, GRAIN / mid);
+    let part = cpu.threads.piece(mid.div_ceil(BLOCK), 1, GRAIN / BLOCK);
+    if y.len() > 1 || part * BLOCK >= mid {
+        let rows = x.chunks(piece * mid).zip(y.chunks_mut(piece));
+        return cpu.threads.over(rows, |(x, y)| {
+            for (row, y) in x.chunks(mid).zip(y) {
+                *y = row.chunks(BLOCK).map(|b| f64::from(cpu.simd.call(sum, b))).sum::<f64>() as f32;
+            }
+        });
+    }
+    let mut blocks = vec![0.0; mid.div_ceil(BLOCK)];
+    cpu.threads.over(x.chunks(part * BLOCK).zip(blocks.chunks_mut(part)), |(x, sums)| {
+        for (b, s) in x.chunks(BLOCK).zip(sums) {
+            *s = f64::from(cpu.simd.call(sum, b));
+        }
+    });
+    y[0] = blocks.iter().sum::<f64>() as f32;
+}
+
+#[inline(always)]
+fn sum(x: &[f32]) -> f32 {
+    math::fold(x, 0.0, |a, b| a + b, |a, b| a + b)
+}
+
+#[inline(always)]
+fn largest_of_row((row, y): (&[f32], &mut [f32])) {
+    y[0] = math::fold(row, f32::NEG_INFINITY, math::max, math::max);
+}
+
+#[inline(always)]
+fn largest_of_rows((rows, y): (&[f32], &mut [f32])) {
+    y.fill(f32::NEG_INFINITY);
+    for row in rows.chunks(y.len()) {
+        y.iter_mut().zip(row).for_each(|(y, &x)| *y = math::max(*y, x));
+    }
+}
