@@ -1,9 +1,12 @@
-//! How fast the matrix products and convolutions of the CPU backend are, in GFLOP/s of one core.
+//! How fast the kernels of the CPU backend are: products in GFLOP/s, the others in GB/s of what they must read and write.
 //!
 //! `cargo bench --bench kernels [-- FILTER]`; the least of several times, since other work on the machine only ever adds.
 use pipewright::{
     Result,
-    tensor::{DType, Device, Philox, Tensor, backend::Conv2d},
+    tensor::{
+        DType, Device, Philox, Tensor,
+        backend::{Conv2d, Dropout, Pool2d, Reduce, SgdStep, Unary},
+    },
 };
 use std::time::{Duration, Instant};
 
@@ -36,6 +39,63 @@ impl Bench {
         let t = least(f)?;
         println!("{name:44} {:9.3} ms {:7.1} GFLOP/s", t * 1e3, flops as f64 / t / 1e9);
         Ok(())
+    }
+
+    /// A kernel whose limit is memory: bytes that it must read and write.
+    fn stream(&self, name: &str, bytes: usize, f: impl FnMut() -> Result<Tensor>) -> Result<()> {
+        if !name.contains(&self.filter) {
+            return Ok(());
+        }
+        let t = least(f)?;
+        println!("{name:44} {:9.3} ms {:7.1} GB/s", t * 1e3, bytes as f64 / t / 1e9);
+        Ok(())
+    }
+
+    /// Everything but products, on activations of 32 images of 16×16 with 128 channels (4 MiB).
+    fn streams(&self) -> Result<()> {
+        let (n, hw, c) = (32, 16, 128);
+        let x = self.random(&[n, hw, hw, c])?;
+        let size = x.byte_len();
+        for op in [Unary::Relu, Unary::Exp, Unary::Tanh, Unary::Sigmoid, Unary::Gelu] {
+            self.stream(&format!("{op:?}"), 2 * size, || x.unary(op))?;
+            self.stream(&format!("{op:?} gradient"), 3 * size, || x.unary_grad(op, &x))?;
+        }
+        let row = self.random(&[c])?;
+        self.stream("add", 3 * size, || x.add(&x))?;
+        self.stream("add a row", 2 * size, || x.add(&row))?;
+        self.stream("sum of rows", size, || x.reshape(&[n * hw * hw, c])?.reduce(Reduce::Sum, 0))?;
+        self.stream("sum of all", size, || x.sum())?;
+        self.stream("slice of channels", size, || x.slice(3, 1, c / 2)?.contiguous())?;
+        self.stream("transpose", 2 * size, || x.permute(&[0, 3, 1, 2])?.contiguous())?;
+        self.stream("to bf16", size * 3 / 2, || x.cast(DType::BF16))?;
+        let samples: Vec<u64> = (0..n as u64).collect();
+        let drop = Dropout { rate: 0.5, rng: Philox::new(1, 0, "drop"), samples: &samples };
+        self.stream("dropout", 2 * size, || x.dropout(drop))?;
+        let p = Pool2d { n, hw: [hw; 2], c, kernel: [2; 2], stride: [2; 2], padding: [0; 2] };
+        let (y, arg) = x.max_pool2d(p)?;
+        self.stream("max pool", size * 3 / 2, || Ok(x.max_pool2d(p)?.0))?;
+        self.stream("max pool gradient", size * 3 / 2, || y.max_pool2d_grad(p, &arg))?;
+        let (mean, var) = x.batch_stats()?;
+        let stats = [&mean, &var];
+        let (dgamma, dbeta) = x.batch_norm_weight_grad(1e-5, &x, stats)?;
+        self.stream("batch statistics", 2 * size, || Ok(x.batch_stats()?.0))?;
+        self.stream("batch norm", 2 * size, || x.batch_norm(1e-5, stats, &row, &row))?;
+        self.stream("batch norm weight", 2 * size, || Ok(x.batch_norm_weight_grad(1e-5, &x, stats)?.0))?;
+        self.stream("batch norm input", 3 * size, || {
+            x.batch_norm_input_grad(1e-5, &x, stats, &row, [&dgamma, &dbeta])
+        })?;
+        let (_, mean, rstd) = x.layer_norm(1e-5, &row, &row)?;
+        self.stream("layer norm", 2 * size, || Ok(x.layer_norm(1e-5, &row, &row)?.0))?;
+        self.stream("layer norm input", 3 * size, || x.layer_norm_input_grad(&x, [&mean, &rstd], &row))?;
+        self.stream("softmax", 2 * size, || x.softmax())?;
+        let mut w = self.random(&[1 << 20])?;
+        let (mut v, g) = (w.add(&w)?, w.add(&w)?);
+        let sgd = SgdStep { lr: 1e-3, momentum: 0.9, decay: 1e-4, nesterov: false };
+        self.stream("sgd in place", 5 * w.byte_len(), || w.sgd_step(sgd, &g, Some(&mut v)).map(|()| g.clone()))?;
+        self.stream("sgd to a fresh buffer", 5 * w.byte_len(), || {
+            let _old = w.clone();
+            w.sgd_step(sgd, &g, Some(&mut v)).map(|()| g.clone())
+        })
     }
 
     fn gemm(&self, m: usize, n: usize, k: usize) -> Result<()> {
@@ -73,7 +133,8 @@ fn main() -> Result<()> {
     let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
     let threads = std::env::var("THREADS").ok().and_then(|t| t.parse().ok()).unwrap_or(1);
     let bench = Bench { device: Device::cpu(threads)?, filter };
-    let products = [(1024, 1024, 1024), (4, 512, 512), (4, 4096, 4096), (32, 512, 512), (32, 4096, 4096)];
+    bench.streams()?;
+    let products = [(1024, 1024, 1024), (4, 512, 512), (4, 4096, 4096), (32, 512, 512), (28, 4096, 4096)];
     for (m, n, k) in products.into_iter().chain([(128, 1024, 784), (1024, 256, 256)]) {
         bench.gemm(m, n, k)?;
     }

@@ -20,6 +20,7 @@ impl Philox {
     }
 
     /// The four numbers of block `block` of item (sample) `item`; item and block below 2⁴⁸ each.
+    #[inline(always)]
     pub fn block(&self, item: u64, block: u64) -> [u32; 4] {
         let high = ((item >> 32) as u32) << 16 | (block >> 32) as u32 & 0xFFFF;
         philox4x32([item as u32, block as u32, high, self.step], self.key)
@@ -77,7 +78,8 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// Ten rounds.
+/// Ten rounds; inlined, so that a loop over blocks becomes vector code.
+#[inline(always)]
 fn philox4x32(mut c: [u32; 4], mut k: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let p = u64::from(c[0]) * 0xD251_1F53;

@@ -1,5 +1,5 @@
 //! Sums down the columns of matrices: bias gradients, statistics over a batch.
-use super::{Cpu, elementwise::GRAIN};
+use super::{Cpu, elementwise::GRAIN, isa::Job};
 
 /// Columns whose sums run side by side.
 const WIDTH: usize = 64;
@@ -55,7 +55,7 @@ pub(crate) fn sums<const Q: usize>(
             let piece = Piece { first: *first, len: out[0].len() };
             let mut total = [[0.0f64; WIDTH]; Q];
             for r0 in (0..rows).step_by(ROWS) {
-                let sums = cpu.simd.call(block, (terms, r0, rows.min(r0 + ROWS), piece));
+                let sums = cpu.simd.run(Block { terms, from: r0, to: rows.min(r0 + ROWS), piece });
                 for (t, s) in total.iter_mut().zip(&sums) {
                     t.iter_mut().zip(s).for_each(|(t, &s)| *t += f64::from(s));
                 }
@@ -68,13 +68,24 @@ pub(crate) fn sums<const Q: usize>(
     });
 }
 
-#[inline(always)]
-fn block<const Q: usize>((terms, from, to, piece): (&impl Terms<Q>, usize, usize, Piece)) -> [[f32; WIDTH]; Q] {
-    let mut sums = [[0.0; WIDTH]; Q];
-    for r in from..to {
-        terms.add(r, piece, &mut sums);
+/// The sums over the rows from..to.
+struct Block<'a, T, const Q: usize> {
+    terms: &'a T,
+    from: usize,
+    to: usize,
+    piece: Piece,
+}
+
+impl<T: Terms<Q>, const Q: usize> Job for Block<'_, T, Q> {
+    type Out = [[f32; WIDTH]; Q];
+    #[inline(always)]
+    fn run(self) -> Self::Out {
+        let mut sums = [[0.0; WIDTH]; Q];
+        for r in self.from..self.to {
+            self.terms.add(r, self.piece, &mut sums);
+        }
+        sums
     }
-    sums
 }
 
 /// The elements of x[rows, columns] themselves.

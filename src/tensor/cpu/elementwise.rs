@@ -1,5 +1,5 @@
 //! Functions of one and two values, and what else treats every element alike.
-use super::{Cpu, math};
+use super::{Cpu, isa::Job, math};
 use crate::{
     Result,
     tensor::{
@@ -16,12 +16,21 @@ const UNIT: usize = 64;
 /// y[*] = f(x[*])
 fn map(cpu: &Cpu, x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32 + Copy + Sync) {
     let piece = cpu.threads.piece(y.len(), UNIT, GRAIN);
-    cpu.threads.over(x.chunks(piece).zip(y.chunks_mut(piece)), |(x, y)| cpu.simd.call(map_piece, (x, y, f)));
+    cpu.threads.over(x.chunks(piece).zip(y.chunks_mut(piece)), |(x, y)| cpu.simd.run(Map { x, y, f }));
 }
 
-#[inline(always)]
-fn map_piece((x, y, f): (&[f32], &mut [f32], impl Fn(f32) -> f32)) {
-    y.iter_mut().zip(x).for_each(|(y, &x)| *y = f(x));
+struct Map<'a, F> {
+    x: &'a [f32],
+    y: &'a mut [f32],
+    f: F,
+}
+
+impl<F: Fn(f32) -> f32> Job for Map<'_, F> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        self.y.iter_mut().zip(self.x).for_each(|(y, &x)| *y = (self.f)(x));
+    }
 }
 
 /// y[*] = f(a[*], b[*]), b as long as a or repeated along it.
@@ -32,18 +41,29 @@ fn map2(cpu: &Cpu, a: &[f32], b: &[f32], y: &mut [f32], f: impl Fn(f32, f32) -> 
     if a.len() == b.len() {
         let piece = cpu.threads.piece(y.len(), UNIT, GRAIN);
         let pieces = a.chunks(piece).zip(b.chunks(piece)).zip(y.chunks_mut(piece));
-        return cpu.threads.over(pieces, |((a, b), y)| cpu.simd.call(map2_rows, (a, b, y, f)));
+        return cpu.threads.over(pieces, |((a, b), y)| cpu.simd.run(Map2 { a, b, y, f }));
     }
     let piece = cpu.threads.piece(y.len(), b.len(), GRAIN);
-    cpu.threads.over(a.chunks(piece).zip(y.chunks_mut(piece)), |(a, y)| cpu.simd.call(map2_rows, (a, b, y, f)));
+    cpu.threads.over(a.chunks(piece).zip(y.chunks_mut(piece)), |(a, y)| cpu.simd.run(Map2 { a, b, y, f }));
 }
 
-#[inline(always)]
-fn map2_rows((a, b, y, f): (&[f32], &[f32], &mut [f32], impl Fn(f32, f32) -> f32)) {
-    let d = b.len().max(1);
-    for (a, y) in a.chunks(d).zip(y.chunks_mut(d)) {
-        for ((y, &a), &b) in y.iter_mut().zip(a).zip(b) {
-            *y = f(a, b);
+/// `b` repeats along `a`.
+struct Map2<'a, F> {
+    a: &'a [f32],
+    b: &'a [f32],
+    y: &'a mut [f32],
+    f: F,
+}
+
+impl<F: Fn(f32, f32) -> f32> Job for Map2<'_, F> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let d = self.b.len().max(1);
+        for (a, y) in self.a.chunks(d).zip(self.y.chunks_mut(d)) {
+            for ((y, &a), &b) in y.iter_mut().zip(a).zip(self.b) {
+                *y = (self.f)(a, b);
+            }
         }
     }
 }
@@ -81,7 +101,7 @@ pub(crate) fn unary_grad(cpu: &Cpu, op: Unary, saved: View, dy: View, mut dx: Vi
         Unary::Square => map2(cpu, s, dy, dx, |s, dy| 2.0 * s * dy),
         Unary::Abs => map2(cpu, s, dy, dx, |s, dy| f32::from(i8::from(s > 0.0) - i8::from(s < 0.0)) * dy),
         Unary::Relu => map2(cpu, s, dy, dx, |s, dy| if s > 0.0 { dy } else { 0.0 * dy }),
-        Unary::Gelu => map2(cpu, s, dy, dx, |s, dy| math::gelu_derivative(s) * dy),
+        Unary::Gelu => gelu_grad(cpu, s, dy, dx),
         Unary::Tanh => map2(cpu, s, dy, dx, |s, dy| (1.0 - s * s) * dy),
         Unary::Sigmoid => map2(cpu, s, dy, dx, |s, dy| s * (1.0 - s) * dy),
         Unary::Affine { scale, .. } => {
@@ -90,6 +110,29 @@ pub(crate) fn unary_grad(cpu: &Cpu, op: Unary, saved: View, dy: View, mut dx: Vi
         }
     }
     Ok(())
+}
+
+fn gelu_grad(cpu: &Cpu, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+    let piece = cpu.threads.piece(dx.len(), UNIT, GRAIN);
+    let pieces = x.chunks(piece).zip(dy.chunks(piece)).zip(dx.chunks_mut(piece));
+    cpu.threads.over(pieces, |((x, dy), dx)| cpu.simd.run(GeluGrad { x, dy, dx }));
+}
+
+/// Too long for a closure of [`Map2`] to be inlined for sure.
+struct GeluGrad<'a> {
+    x: &'a [f32],
+    dy: &'a [f32],
+    dx: &'a mut [f32],
+}
+
+impl Job for GeluGrad<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for ((dx, &x), &dy) in self.dx.iter_mut().zip(self.x).zip(self.dy) {
+            *dx = math::gelu_grad(x, dy);
+        }
+    }
 }
 
 pub(crate) fn binary(cpu: &Cpu, op: Binary, a: View, b: View, mut y: ViewMut) -> Result<()> {
@@ -112,15 +155,25 @@ pub(crate) fn axpy(cpu: &Cpu, alpha: f64, x: View, mut y: InOut) -> Result<()> {
         None => {
             let piece = cpu.threads.piece(y.len(), UNIT, GRAIN);
             cpu.threads
-                .over(x.chunks(piece).zip(y.chunks_mut(piece)), |(x, y)| cpu.simd.call(add_piece, (alpha, x, y)));
+                .over(x.chunks(piece).zip(y.chunks_mut(piece)), |(x, y)| cpu.simd.run(AddScaled { alpha, x, y }));
         }
     }
     Ok(())
 }
 
-#[inline(always)]
-fn add_piece((alpha, x, y): (f32, &[f32], &mut [f32])) {
-    y.iter_mut().zip(x).for_each(|(y, x)| *y += alpha * x);
+struct AddScaled<'a> {
+    alpha: f32,
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Job for AddScaled<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let AddScaled { alpha, x, y } = self;
+        y.iter_mut().zip(x).for_each(|(y, x)| *y += alpha * x);
+    }
 }
 
 pub(crate) fn all_finite(cpu: &Cpu, x: View) -> Result<bool> {
@@ -129,16 +182,24 @@ pub(crate) fn all_finite(cpu: &Cpu, x: View) -> Result<bool> {
     let piece = cpu.threads.piece(x.len(), UNIT, GRAIN);
     cpu.threads.over(x.chunks(piece), |x| {
         // In blocks, since a search that may stop at any element is not vectorised.
-        if !x.chunks(4096).all(|x| cpu.simd.call(finite_piece, x)) {
+        if !x.chunks(4096).all(|x| cpu.simd.run(Finite { x })) {
             found.store(false, std::sync::atomic::Ordering::Relaxed);
         }
     });
     Ok(found.into_inner())
 }
 
-#[inline(always)]
-fn finite_piece(x: &[f32]) -> bool {
-    x.iter().fold(true, |all, x| all & (x.to_bits() & 0x7f80_0000 != 0x7f80_0000))
+struct Finite<'a> {
+    x: &'a [f32],
+}
+
+impl Job for Finite<'_> {
+    type Out = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        let Finite { x } = self;
+        x.iter().fold(true, |all, x| all & (x.to_bits() & 0x7f80_0000 != 0x7f80_0000))
+    }
 }
 
 pub(crate) fn dropout(cpu: &Cpu, d: Dropout, x: View, mut y: ViewMut) -> Result<()> {
@@ -156,7 +217,7 @@ pub(crate) fn dropout(cpu: &Cpu, d: Dropout, x: View, mut y: ViewMut) -> Result<
             let n = (y.len() - done).min(len - offset).min(4 * BLOCKS - skip);
             let part = done..done + n;
             let draws = Draws { rng: d.rng, sample, block: (offset / 4) as u64, skip, rate, scale };
-            cpu.simd.call(drop_piece, (draws, &x[part.clone()], &mut y[part]));
+            cpu.simd.run(Drop { draws, x: &x[part.clone()], y: &mut y[part] });
             done += n;
         }
     });
@@ -176,13 +237,24 @@ struct Draws {
     scale: f32,
 }
 
-#[inline(always)]
-fn drop_piece((d, x, y): (Draws, &[f32], &mut [f32])) {
-    let mut words = [[0; 4]; BLOCKS];
-    for (b, w) in words.iter_mut().enumerate().take((d.skip + y.len()).div_ceil(4)) {
-        *w = d.rng.block(d.sample, d.block + b as u64);
-    }
-    for ((y, &x), &w) in y.iter_mut().zip(x).zip(&words.as_flattened()[d.skip..]) {
-        *y = if Philox::unit(w) < d.rate { 0.0 } else { x * d.scale };
+struct Drop<'a> {
+    draws: Draws,
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Job for Drop<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Drop { draws, x, y } = self;
+        let d = draws;
+        let mut words = [[0; 4]; BLOCKS];
+        for (b, w) in words.iter_mut().enumerate().take((d.skip + y.len()).div_ceil(4)) {
+            *w = d.rng.block(d.sample, d.block + b as u64);
+        }
+        for ((y, &x), &w) in y.iter_mut().zip(x).zip(&words.as_flattened()[d.skip..]) {
+            *y = if Philox::unit(w) < d.rate { 0.0 } else { x * d.scale };
+        }
     }
 }

@@ -18,8 +18,6 @@ use std::ops::Range;
 const MC: usize = 504;
 const NC: usize = 512;
 const KS: usize = 1024;
-/// Up to so many rows a small `b` is read where it lies: packing would cost more than it saves.
-const DIRECT: usize = 3 * MAX_ROWS;
 /// Up to so many rows a `b` that is contiguous along k is multiplied as dot products instead of being transposed.
 const DOT_ROWS: usize = 32;
 /// Elements of `b` that stay in the second-level cache while it is read in any order, and rows of a larger one that are read
@@ -42,7 +40,8 @@ pub(crate) struct Problem<'a> {
     pub row: Box<dyn Fn(usize) -> usize + Sync + 'a>,
 }
 
-/// How `b` is read.
+/// How `b` is read: packed, which pays from some number of rows on; where it lies, for few rows; or, where it is contiguous along
+/// k, for few rows, as dot products.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Packed,
@@ -52,9 +51,15 @@ enum Way {
 
 impl Problem<'_> {
     fn way(&self) -> Way {
+        let direct = match self.k * self.n {
+            ..=CACHED => 3 * MAX_ROWS,
+            // Narrow rows of a large b lie close enough together for the second tile to find them in a cache.
+            _ if self.n <= NC => 2 * MAX_ROWS,
+            _ => MAX_ROWS,
+        };
         match self.b {
             _ if self.k == 0 => Way::Packed,
-            B::Rows { .. } if self.m <= MAX_ROWS || self.m <= DIRECT && self.k * self.n <= CACHED => Way::Direct,
+            B::Rows { .. } if self.m <= direct => Way::Direct,
             B::Columns { .. } if self.m <= DOT_ROWS && self.a.by_rows() => Way::Dot,
             _ => Way::Packed,
         }

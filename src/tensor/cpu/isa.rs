@@ -96,31 +96,38 @@ impl Simd {
         self.0
     }
 
-    /// Runs `f(args)` compiled for these instructions. `f` must be a function marked `inline(always)`, so that its loops are
-    /// compiled anew, and vectorised, in each of the three callers.
-    pub(crate) fn call<A, R>(self, f: impl FnOnce(A) -> R, args: A) -> R {
+    /// Runs `job` compiled for these instructions.
+    pub(crate) fn run<J: Job>(self, job: J) -> J::Out {
         match self.0 {
             // SAFETY: a `Simd` is only made after `is_available` was true of its set.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { with_avx512(f, args) },
+            Isa::Avx512 => unsafe { with_avx512(job) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { with_avx2(f, args) },
-            _ => f(args),
+            Isa::Avx2 => unsafe { with_avx2(job) },
+            _ => job.run(),
         }
     }
 }
 
+/// Plain loops that become vector code. Implementations mark `run` `inline(always)`: only then are its loops compiled anew, for
+/// each set of instructions, in the callers below. (A function handed over as `impl FnOnce` is called through a shim that is not
+/// inlined for sure.)
+pub(crate) trait Job {
+    type Out;
+    fn run(self) -> Self::Out;
+}
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn with_avx512<A, R>(f: impl FnOnce(A) -> R, args: A) -> R {
-    f(args)
+fn with_avx512<J: Job>(job: J) -> J::Out {
+    job.run()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn with_avx2<A, R>(f: impl FnOnce(A) -> R, args: A) -> R {
-    f(args)
+fn with_avx2<J: Job>(job: J) -> J::Out {
+    job.run()
 }
 
 #[cfg(test)]

@@ -75,11 +75,11 @@ pub(crate) fn gelu(x: f32) -> f32 {
     x * normal(x)
 }
 
-/// Its derivative Φ(x) + x·φ(x).
+/// Its derivative Φ(x) + x·φ(x), times dy.
 #[inline(always)]
-pub(crate) fn gelu_derivative(x: f32) -> f32 {
+pub(crate) fn gelu_grad(x: f32, dy: f32) -> f32 {
     const ONE_OVER_ROOT_TAU: f32 = 0.398_942_3;
-    normal(x) + x * (exp(-0.5 * x * x) * ONE_OVER_ROOT_TAU)
+    (normal(x) + x * (exp(-0.5 * x * x) * ONE_OVER_ROOT_TAU)) * dy
 }
 
 /// max(a, b); a NaN stays.
@@ -111,14 +111,17 @@ pub(crate) fn fold(row: &[f32], start: f32, f: impl Fn(f32, f32) -> f32, join: i
     for (l, &x) in lanes.iter_mut().zip(rest) {
         *l = f(*l, x);
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] = join(lanes[i], lanes[i + width]);
-        }
-        width /= 2;
-    }
-    lanes[0]
+    let lanes = halved::<LANES, 16>(&lanes, &join);
+    let lanes = halved::<16, 8>(&lanes, &join);
+    let lanes = halved::<8, 4>(&lanes, &join);
+    let [a, b] = halved::<4, 2>(&lanes, &join);
+    join(a, b)
+}
+
+/// The upper half of some folds joined to the lower one, in as many steps as vectors need.
+#[inline(always)]
+fn halved<const N: usize, const HALF: usize>(lanes: &[f32; N], join: impl Fn(f32, f32) -> f32) -> [f32; HALF] {
+    std::array::from_fn(|i| join(lanes[i], lanes[i + HALF]))
 }
 
 /// The sum of `f(a, b)` over two rows of equal length, in the order of [`fold`].
@@ -170,7 +173,7 @@ mod tests {
 
     #[test]
     fn extremes() {
-        for f in [exp, tanh, sigmoid, erf, gelu, gelu_derivative, relu] {
+        for f in [exp, tanh, sigmoid, erf, gelu, |x| gelu_grad(x, 1.0), relu] {
             assert!(f(f32::NAN).is_nan());
         }
         assert_eq!([exp(f32::INFINITY), exp(f32::NEG_INFINITY), exp(0.0)], [f32::INFINITY, 0.0, 1.0]);

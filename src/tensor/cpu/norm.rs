@@ -5,6 +5,7 @@ use super::{
     Cpu,
     columns::{self, Piece, Plain, Terms},
     elementwise::GRAIN,
+    isa::Job,
     math,
 };
 use crate::{
@@ -80,18 +81,29 @@ pub(crate) fn batch_norm(
         y.slice::<f32>()?,
         |at, n| &x[at..][..n],
         |(x, y)| {
-            cpu.simd.call(normalise, (x, y, coefficients));
+            cpu.simd.run(Normalise { x, y, coefficients });
         },
     );
     Ok(())
 }
 
-#[inline(always)]
-fn normalise((x, y, [mean, scale, beta]): (&[f32], &mut [f32], [&[f32]; 3])) {
-    let c = mean.len().max(1);
-    for (x, y) in x.chunks(c).zip(y.chunks_mut(c)) {
-        for ((((y, x), mean), scale), beta) in y.iter_mut().zip(x).zip(mean).zip(scale).zip(beta) {
-            *y = (x - mean) * scale + beta;
+struct Normalise<'a> {
+    x: &'a [f32],
+    y: &'a mut [f32],
+    coefficients: [&'a [f32]; 3],
+}
+
+impl Job for Normalise<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Normalise { x, y, coefficients } = self;
+        let [mean, scale, beta] = coefficients;
+        let c = mean.len().max(1);
+        for (x, y) in x.chunks(c).zip(y.chunks_mut(c)) {
+            for ((((y, x), mean), scale), beta) in y.iter_mut().zip(x).zip(mean).zip(scale).zip(beta) {
+                *y = (x - mean) * scale + beta;
+            }
         }
     }
 }
@@ -155,27 +167,35 @@ pub(crate) fn batch_norm_input_grad(
         dx.slice::<f32>()?,
         |at, n| [&x[at..][..n], &dy[at..][..n]],
         |(xs, dx)| {
-            cpu.simd.call(denormalise, (xs, dx, coefficients));
+            cpu.simd.run(Denormalise { xs, dx, coefficients });
         },
     );
     Ok(())
 }
 
-#[inline(always)]
-fn denormalise(([x, dy], dx, [mean, scale, shift, slope]): ([&[f32]; 2], &mut [f32], [&[f32]; 4])) {
-    let c = mean.len().max(1);
-    for ((x, dy), dx) in x.chunks(c).zip(dy.chunks(c)).zip(dx.chunks_mut(c)) {
-        let n = dx.len();
-        let (x, dy, mean, scale) = (&x[..n], &dy[..n], &mean[..n], &scale[..n]);
-        let (shift, slope) = (&shift[..n], &slope[..n]);
-        for j in 0..n {
-            dx[j] = scale[j] * (dy[j] - shift[j] - (x[j] - mean[j]) * slope[j]);
+struct Denormalise<'a> {
+    xs: [&'a [f32]; 2],
+    dx: &'a mut [f32],
+    coefficients: [&'a [f32]; 4],
+}
+
+impl Job for Denormalise<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Denormalise { xs, dx, coefficients } = self;
+        let ([x, dy], [mean, scale, shift, slope]) = (xs, coefficients);
+        let c = mean.len().max(1);
+        for ((x, dy), dx) in x.chunks(c).zip(dy.chunks(c)).zip(dx.chunks_mut(c)) {
+            let n = dx.len();
+            let (x, dy, mean, scale) = (&x[..n], &dy[..n], &mean[..n], &scale[..n]);
+            let (shift, slope) = (&shift[..n], &slope[..n]);
+            for j in 0..n {
+                dx[j] = scale[j] * (dy[j] - shift[j] - (x[j] - mean[j]) * slope[j]);
+            }
         }
     }
 }
-
-/// A piece of rows: x, and the y, mean and rstd of each row.
-type Rows<'a> = (&'a [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32]);
 
 pub(crate) fn layer_norm(
     cpu: &Cpu,
@@ -196,22 +216,36 @@ pub(crate) fn layer_norm(
     let rows = cpu.threads.piece(mean.len(), 1, GRAIN / d);
     let pieces = x.chunks(rows * d).zip(y.chunks_mut(rows * d)).zip(mean.chunks_mut(rows)).zip(rstd.chunks_mut(rows));
     cpu.threads.over(pieces, |(((x, y), mean), rstd)| {
-        cpu.simd.call(layer_norm_rows, ((x, y, mean, rstd), eps, gamma, beta));
+        cpu.simd.run(LayerNorm { x, y, mean, rstd, eps, gamma, beta });
     });
     Ok(())
 }
 
-#[inline(always)]
-fn layer_norm_rows(((x, y, mean, rstd), eps, gamma, beta): (Rows, f64, &[f32], &[f32])) {
-    let d = gamma.len();
-    let n = d as f64;
-    for ((x, y), (mean, rstd)) in x.chunks(d).zip(y.chunks_mut(d)).zip(mean.iter_mut().zip(rstd)) {
-        let mu = (f64::from(math::fold(x, 0.0, |a, b| a + b, |a, b| a + b)) / n) as f32;
-        let var = f64::from(math::fold(x, 0.0, |s, x| s + (x - mu) * (x - mu), |a, b| a + b)) / n;
-        let rs = (1.0 / (var + eps).sqrt()) as f32;
-        (*mean, *rstd) = (mu, rs);
-        for (((y, x), gamma), beta) in y.iter_mut().zip(x).zip(gamma).zip(beta) {
-            *y = (x - mu) * rs * gamma + beta;
+struct LayerNorm<'a> {
+    x: &'a [f32],
+    y: &'a mut [f32],
+    mean: &'a mut [f32],
+    rstd: &'a mut [f32],
+    eps: f64,
+    gamma: &'a [f32],
+    beta: &'a [f32],
+}
+
+impl Job for LayerNorm<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let LayerNorm { x, y, mean, rstd, eps, gamma, beta } = self;
+        let d = gamma.len();
+        let n = d as f64;
+        for ((x, y), (mean, rstd)) in x.chunks(d).zip(y.chunks_mut(d)).zip(mean.iter_mut().zip(rstd)) {
+            let mu = (f64::from(math::fold(x, 0.0, |a, b| a + b, |a, b| a + b)) / n) as f32;
+            let var = f64::from(math::fold(x, 0.0, |s, x| s + (x - mu) * (x - mu), |a, b| a + b)) / n;
+            let rs = (1.0 / (var + eps).sqrt()) as f32;
+            (*mean, *rstd) = (mu, rs);
+            for (((y, x), gamma), beta) in y.iter_mut().zip(x).zip(gamma).zip(beta) {
+                *y = (x - mu) * rs * gamma + beta;
+            }
         }
     }
 }
@@ -230,25 +264,38 @@ pub(crate) fn layer_norm_input_grad(
     let rows = cpu.threads.piece(mean.len(), 1, GRAIN / d);
     let stats = mean.chunks(rows).zip(rstd.chunks(rows));
     let pieces = x.chunks(rows * d).zip(dy.chunks(rows * d)).zip(dx.chunks_mut(rows * d)).zip(stats);
-    cpu.threads.over(pieces, |(((x, dy), dx), stats)| {
-        cpu.simd.call(layer_norm_dx, ([x, dy, stats.0, stats.1, gamma], dx));
+    cpu.threads.over(pieces, |(((x, dy), dx), (mean, rstd))| {
+        cpu.simd.run(LayerNormGrad { x, dy, dx, mean, rstd, gamma });
     });
     Ok(())
 }
 
-#[inline(always)]
-fn layer_norm_dx(([x, dy, mean, rstd, gamma], dx): ([&[f32]; 5], &mut [f32])) {
-    let d = gamma.len();
-    let rows = x.chunks(d).zip(dy.chunks(d)).zip(dx.chunks_mut(d)).zip(mean.iter().zip(rstd));
-    for (((x, dy), dx), (&mu, &rs)) in rows {
-        // First dy·gamma, the gradient of x̂, then what its mean and its part along x̂ take away.
-        for ((dx, dy), gamma) in dx.iter_mut().zip(dy).zip(gamma) {
-            *dx = dy * gamma;
-        }
-        let a = math::fold(dx, 0.0, |a, b| a + b, |a, b| a + b) / d as f32;
-        let b = math::sum2(dx, x, |dhat, x| dhat * ((x - mu) * rs)) / d as f32;
-        for (dx, x) in dx.iter_mut().zip(x) {
-            *dx = rs * (*dx - a - (x - mu) * rs * b);
+struct LayerNormGrad<'a> {
+    x: &'a [f32],
+    dy: &'a [f32],
+    dx: &'a mut [f32],
+    mean: &'a [f32],
+    rstd: &'a [f32],
+    gamma: &'a [f32],
+}
+
+impl Job for LayerNormGrad<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let LayerNormGrad { x, dy, dx, mean, rstd, gamma } = self;
+        let d = gamma.len();
+        let rows = x.chunks(d).zip(dy.chunks(d)).zip(dx.chunks_mut(d)).zip(mean.iter().zip(rstd));
+        for (((x, dy), dx), (&mu, &rs)) in rows {
+            // First dy·gamma, the gradient of x̂, then what its mean and its part along x̂ take away.
+            for ((dx, dy), gamma) in dx.iter_mut().zip(dy).zip(gamma) {
+                *dx = dy * gamma;
+            }
+            let a = math::fold(dx, 0.0, |a, b| a + b, |a, b| a + b) / d as f32;
+            let b = math::sum2(dx, x, |dhat, x| dhat * ((x - mu) * rs)) / d as f32;
+            for (dx, x) in dx.iter_mut().zip(x) {
+                *dx = rs * (*dx - a - (x - mu) * rs * b);
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Optimizer steps in one pass over memory, in place or into a fresh buffer.
-use super::{Cpu, elementwise::GRAIN};
+use super::{Cpu, elementwise::GRAIN, isa::Job};
 use crate::{
     Result,
     tensor::{
@@ -35,7 +35,7 @@ pub(crate) fn sgd(cpu: &Cpu, s: SgdStep, g: View, mut w: InOut, v: Option<InOut>
     let Some(mut v) = v else {
         cpu.threads.over(g.chunks(piece).zip(w), |(g, mut w)| {
             for at in (0..g.len()).step_by(BLOCK) {
-                cpu.simd.call(sgd_block, (s, &g[at..], block(&mut w, at)));
+                cpu.simd.run(Sgd { s, g: &g[at..], w: block(&mut w, at) });
             }
         });
         return Ok(());
@@ -43,29 +43,50 @@ pub(crate) fn sgd(cpu: &Cpu, s: SgdStep, g: View, mut w: InOut, v: Option<InOut>
     let v = pieces(v.slices::<f32>()?, piece).into_iter();
     cpu.threads.over(g.chunks(piece).zip(w).zip(v), |((g, mut w), mut v)| {
         for at in (0..g.len()).step_by(BLOCK) {
-            cpu.simd.call(momentum_block, (s, &g[at..], block(&mut w, at), block(&mut v, at)));
+            cpu.simd.run(Momentum { s, g: &g[at..], w: block(&mut w, at), v: block(&mut v, at) });
         }
     });
     Ok(())
 }
 
-#[inline(always)]
-fn sgd_block((s, g, w): (SgdStep, &[f32], &mut [f32])) {
-    let (lr, decay) = (s.lr as f32, s.decay as f32);
-    for (w, g) in w.iter_mut().zip(g) {
-        *w -= lr * (g + decay * *w);
+struct Sgd<'a> {
+    s: SgdStep,
+    g: &'a [f32],
+    w: &'a mut [f32],
+}
+
+impl Job for Sgd<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Sgd { s, g, w } = self;
+        let (lr, decay) = (s.lr as f32, s.decay as f32);
+        for (w, g) in w.iter_mut().zip(g) {
+            *w -= lr * (g + decay * *w);
+        }
     }
 }
 
-#[inline(always)]
-fn momentum_block((s, g, w, v): (SgdStep, &[f32], &mut [f32], &mut [f32])) {
-    let (lr, decay, momentum) = (s.lr as f32, s.decay as f32, s.momentum as f32);
-    // w ← w − lr·(now·g + then·v)
-    let (now, then) = if s.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
-    for ((w, v), g) in w.iter_mut().zip(v).zip(g) {
-        let g = g + decay * *w;
-        *v = momentum * *v + g;
-        *w -= lr * (now * g + then * *v);
+struct Momentum<'a> {
+    s: SgdStep,
+    g: &'a [f32],
+    w: &'a mut [f32],
+    v: &'a mut [f32],
+}
+
+impl Job for Momentum<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Momentum { s, g, w, v } = self;
+        let (lr, decay, momentum) = (s.lr as f32, s.decay as f32, s.momentum as f32);
+        // w ← w − lr·(now·g + then·v)
+        let (now, then) = if s.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
+        for ((w, v), g) in w.iter_mut().zip(v).zip(g) {
+            let g = g + decay * *w;
+            *v = momentum * *v + g;
+            *w -= lr * (now * g + then * *v);
+        }
     }
 }
 
@@ -75,24 +96,37 @@ pub(crate) fn adam(cpu: &Cpu, s: AdamStep, g: View, mut w: InOut, mut m: InOut, 
     let [w, m, v] = [w.slices::<f32>()?, m.slices::<f32>()?, v.slices::<f32>()?].map(|p| pieces(p, piece).into_iter());
     cpu.threads.over(g.chunks(piece).zip(w).zip(m).zip(v), |(((g, mut w), mut m), mut v)| {
         for at in (0..g.len()).step_by(BLOCK) {
-            cpu.simd.call(adam_block, (s, &g[at..], [&mut w, &mut m, &mut v].map(|p| block(p, at))));
+            let [w, m, v] = [&mut w, &mut m, &mut v].map(|p| block(p, at));
+            cpu.simd.run(Adam { s, g: &g[at..], w, m, v });
         }
     });
     Ok(())
 }
 
-#[inline(always)]
-fn adam_block((s, g, [w, m, v]): (AdamStep, &[f32], [&mut [f32]; 3])) {
-    let [b1, b2] = s.betas.map(|b| b as f32);
-    let [a1, a2] = s.betas.map(|b| (1.0 - b) as f32);
-    let [c1, c2] = s.betas.map(|b| (1.0 / (1.0 - b.powf(s.t as f64))) as f32);
-    let (lr, eps) = (s.lr as f32, s.eps as f32);
-    // Decay goes either into the gradient or straight off the weight.
-    let (l2, off) = if s.decoupled { (0.0, (s.lr * s.decay) as f32) } else { (s.decay as f32, 0.0) };
-    for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
-        let g = g + l2 * *w;
-        *m = b1 * *m + a1 * g;
-        *v = b2 * *v + a2 * g * g;
-        *w = (*w - off * *w) - lr * (*m * c1) / ((*v * c2).sqrt() + eps);
+struct Adam<'a> {
+    s: AdamStep,
+    g: &'a [f32],
+    w: &'a mut [f32],
+    m: &'a mut [f32],
+    v: &'a mut [f32],
+}
+
+impl Job for Adam<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Adam { s, g, w, m, v } = self;
+        let [b1, b2] = s.betas.map(|b| b as f32);
+        let [a1, a2] = s.betas.map(|b| (1.0 - b) as f32);
+        let [c1, c2] = s.betas.map(|b| (1.0 / (1.0 - b.powf(s.t as f64))) as f32);
+        let (lr, eps) = (s.lr as f32, s.eps as f32);
+        // Decay goes either into the gradient or straight off the weight.
+        let (l2, off) = if s.decoupled { (0.0, (s.lr * s.decay) as f32) } else { (s.decay as f32, 0.0) };
+        for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
+            let g = g + l2 * *w;
+            *m = b1 * *m + a1 * g;
+            *v = b2 * *v + a2 * g * g;
+            *w = (*w - off * *w) - lr * (*m * c1) / ((*v * c2).sqrt() + eps);
+        }
     }
 }

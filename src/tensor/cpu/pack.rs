@@ -4,7 +4,7 @@
 //! mr rows, packed by rows (row r at r·ROW) where the operand is contiguous along k, else by columns (column p at p·mr). A block
 //! of `b` is a sequence of panels of nr columns, row p at p·nr, filled up with zeros.
 use super::{
-    isa::Simd,
+    isa::{Job, Simd},
     micro::{KC, ROW},
     patches::Patches,
 };
@@ -53,10 +53,10 @@ impl A<'_> {
             A::Columns { data, ld } => {
                 for (rows, out) in panels {
                     let from = &data[ks.start * ld + rows.start..];
-                    simd.call(spread, (from, *ld, out, mr, ks.len(), rows.len()));
+                    simd.run(Spread { from, from_step: *ld, to: out, to_step: mr, count: ks.len(), len: rows.len() });
                 }
             }
-            A::Pixels(x) => panels.for_each(|(rows, out)| x.pack_pixels(rows, ks.clone(), out)),
+            A::Pixels(x) => x.pack_pixels(simd, rows, ks, out),
             A::Taps(x) => panels.for_each(|(rows, out)| x.pack_taps(simd, rows, ks.clone(), mr, out)),
         }
     }
@@ -73,7 +73,7 @@ impl B<'_> {
             match self {
                 B::Rows { data, ld } => {
                     let from = &data[ks.start * ld + cols.start..];
-                    simd.call(spread, (from, *ld, out, nr, ks.len(), cols.len()));
+                    simd.run(Spread { from, from_step: *ld, to: out, to_step: nr, count: ks.len(), len: cols.len() });
                 }
                 B::Columns { data, ld, run, bases } => {
                     let mut p = ks.start;
@@ -81,7 +81,8 @@ impl B<'_> {
                         let (base, within) = (bases[p / run], p % run);
                         let len = (run - within).min(ks.end - p);
                         let from = &data[base + cols.start * ld + within..];
-                        simd.call(transpose, (from, *ld, &mut out[(p - ks.start) * nr..], nr, len, cols.len()));
+                        let to = &mut out[(p - ks.start) * nr..];
+                        simd.run(Transpose { from, from_step: *ld, to, to_step: nr, len, rows: cols.len() });
                         p += len;
                     }
                 }
@@ -91,19 +92,35 @@ impl B<'_> {
 }
 
 /// Copies `count` pieces of `len` elements, `from_step` apart, to places `to_step` apart.
-#[inline(always)]
-pub(crate) fn spread((from, from_step, to, to_step, count, len): (&[f32], usize, &mut [f32], usize, usize, usize)) {
-    // The lengths of whole panels are known to the compiler, so that each copy is a few moves.
-    match len {
-        32 => pieces::<32>(from, from_step, to, to_step, count),
-        16 => pieces::<16>(from, from_step, to, to_step, count),
-        14 => pieces::<14>(from, from_step, to, to_step, count),
-        8 => pieces::<8>(from, from_step, to, to_step, count),
-        6 => pieces::<6>(from, from_step, to, to_step, count),
-        4 => pieces::<4>(from, from_step, to, to_step, count),
-        _ => {
-            for p in 0..count {
-                to[p * to_step..][..len].copy_from_slice(&from[p * from_step..][..len]);
+pub(crate) struct Spread<'a> {
+    pub(crate) from: &'a [f32],
+    pub(crate) from_step: usize,
+    pub(crate) to: &'a mut [f32],
+    pub(crate) to_step: usize,
+    pub(crate) count: usize,
+    pub(crate) len: usize,
+}
+
+impl Job for Spread<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Spread { from, from_step, to, to_step, count, len } = self;
+        // The lengths of whole panels, and of rows of 3×3 kernels over one or three channels, are known to the compiler, so that
+        // each copy is a few moves.
+        match len {
+            32 => pieces::<32>(from, from_step, to, to_step, count),
+            16 => pieces::<16>(from, from_step, to, to_step, count),
+            14 => pieces::<14>(from, from_step, to, to_step, count),
+            9 => pieces::<9>(from, from_step, to, to_step, count),
+            8 => pieces::<8>(from, from_step, to, to_step, count),
+            6 => pieces::<6>(from, from_step, to, to_step, count),
+            4 => pieces::<4>(from, from_step, to, to_step, count),
+            3 => pieces::<3>(from, from_step, to, to_step, count),
+            _ => {
+                for p in 0..count {
+                    to[p * to_step..][..len].copy_from_slice(&from[p * from_step..][..len]);
+                }
             }
         }
     }
@@ -117,25 +134,38 @@ fn pieces<const L: usize>(from: &[f32], from_step: usize, to: &mut [f32], to_ste
 }
 
 /// Copies `rows` rows of `len` elements, `from_step` apart, to columns: element (r, p) to p·`to_step` + r.
-#[inline(always)]
-fn transpose((from, from_step, to, to_step, len, rows): (&[f32], usize, &mut [f32], usize, usize, usize)) {
-    const T: usize = 8;
-    for r0 in (0..rows).step_by(T) {
-        for p0 in (0..len).step_by(T) {
-            if r0 + T <= rows && p0 + T <= len {
-                let block: [[f32; T]; T] = std::array::from_fn(|r| {
-                    let row = &from[(r0 + r) * from_step + p0..][..T];
-                    std::array::from_fn(|p| row[p])
-                });
-                for p in 0..T {
-                    let column: [f32; T] = std::array::from_fn(|r| block[r][p]);
-                    to[(p0 + p) * to_step + r0..][..T].copy_from_slice(&column);
+struct Transpose<'a> {
+    from: &'a [f32],
+    from_step: usize,
+    to: &'a mut [f32],
+    to_step: usize,
+    len: usize,
+    rows: usize,
+}
+
+impl Job for Transpose<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Transpose { from, from_step, to, to_step, len, rows } = self;
+        const T: usize = 8;
+        for r0 in (0..rows).step_by(T) {
+            for p0 in (0..len).step_by(T) {
+                if r0 + T <= rows && p0 + T <= len {
+                    let block: [[f32; T]; T] = std::array::from_fn(|r| {
+                        let row = &from[(r0 + r) * from_step + p0..][..T];
+                        std::array::from_fn(|p| row[p])
+                    });
+                    for p in 0..T {
+                        let column: [f32; T] = std::array::from_fn(|r| block[r][p]);
+                        to[(p0 + p) * to_step + r0..][..T].copy_from_slice(&column);
+                    }
+                    continue;
                 }
-                continue;
-            }
-            for r in r0..rows.min(r0 + T) {
-                for p in p0..len.min(p0 + T) {
-                    to[p * to_step + r] = from[r * from_step + p];
+                for r in r0..rows.min(r0 + T) {
+                    for p in p0..len.min(p0 + T) {
+                        to[p * to_step + r] = from[r * from_step + p];
+                    }
                 }
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! A *pixel* is a position of a grid laid over the images; it sees a patch of taps, each with `run` channels. Taps that are
 //! neighbours in memory form a *segment*, so that a patch of a 3×3 kernel is three copies, not nine.
-use super::{isa::Simd, micro::ROW, pack::spread};
+use super::{isa::Simd, micro::ROW, pack::Spread};
 use std::ops::Range;
 
 pub(crate) struct Patches<'a> {
@@ -79,30 +79,25 @@ impl<'a> Patches<'a> {
         out[after..].fill(0.0);
         let at = (row as isize + w * self.channels as isize) as usize;
         let from = &self.data[at.wrapping_add(inside.start)..][..inside.len()];
-        // Short pieces are copied here, without the call that a long copy is.
-        if from.len() <= 16 {
-            out[before..after].iter_mut().zip(from).for_each(|(o, x)| *o = *x);
-        } else {
-            out[before..after].copy_from_slice(from);
-        }
+        out[before..after].copy_from_slice(from);
     }
 
     /// Packs the elements `ks` of the patches of the pixels `rows`, by rows.
-    pub(crate) fn pack_pixels(&self, rows: Range<usize>, ks: Range<usize>, out: &mut [f32]) {
+    pub(crate) fn pack_pixels(&self, simd: Simd, rows: Range<usize>, ks: Range<usize>, out: &mut [f32]) {
         let len = self.taps * self.run;
-        for (i, out) in rows.zip(out.chunks_mut(ROW)) {
-            let Pixel { n, at } = self.pixel(i);
+        let mut i = rows.start;
+        while i < rows.end {
+            let first = self.pixel(i);
+            let count = (self.grid[1] - first.at[1]).min(rows.end - i);
             let mut p = ks.start;
             while p < ks.end {
                 let (s, start) = (self.segments[p / len], p % len);
                 let part = start..len.min(start + ks.end - p);
-                let to = &mut out[p - ks.start..][..part.len()];
+                let out = &mut out[(i - rows.start) * ROW + p - ks.start..];
                 p += part.len();
-                match self.image_row(n, at[0], s) {
-                    Some(row) => self.copy(row, (at[1] * self.step[1]) as isize + s[1], part, to),
-                    None => to.fill(0.0),
-                }
+                self.pack_line(simd, first, count, s, part, ROW, out);
             }
+            i += count;
         }
     }
 
@@ -126,7 +121,7 @@ impl<'a> Patches<'a> {
         }
     }
 
-    /// Packs the elements `part` of segment `s` of `count` pixels of one grid row, from `first` on, `mr` apart.
+    /// Packs the elements `part` of segment `s` of `count` pixels of one grid row, from `first` on, to places `apart`.
     fn pack_line(
         &self,
         simd: Simd,
@@ -134,11 +129,11 @@ impl<'a> Patches<'a> {
         count: usize,
         s: [isize; 2],
         part: Range<usize>,
-        mr: usize,
+        apart: usize,
         out: &mut [f32],
     ) {
         let Some(row) = self.image_row(first.n, first.at[0], s) else {
-            return (0..count).for_each(|i| out[i * mr..][..part.len()].fill(0.0));
+            return (0..count).for_each(|i| out[i * apart..][..part.len()].fill(0.0));
         };
         let step = self.step[1];
         let w = |i: usize| ((first.at[1] + i) * step) as isize + s[1];
@@ -148,12 +143,13 @@ impl<'a> Patches<'a> {
         let lo = steps_to(-t0 - w(0));
         let hi = steps_to(self.hw[1] as isize - t1 - w(0)).max(lo);
         for i in (0..lo).chain(hi..count) {
-            self.copy(row, w(i), part.clone(), &mut out[i * mr..][..part.len()]);
+            self.copy(row, w(i), part.clone(), &mut out[i * apart..][..part.len()]);
         }
         if lo < hi {
             let at = (row as isize + w(lo) * self.channels as isize) as usize;
             let from = &self.data[at.wrapping_add(part.start)..];
-            simd.call(spread, (from, step * self.channels, &mut out[lo * mr..], mr, hi - lo, part.len()));
+            let (to, from_step) = (&mut out[lo * apart..], step * self.channels);
+            simd.run(Spread { from, from_step, to, to_step: apart, count: hi - lo, len: part.len() });
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Pooling over windows of x[n,h,w,c]: each tap of a window is a run of channels, treated as vectors.
-use super::{Cpu, elementwise::GRAIN};
+use super::{Cpu, elementwise::GRAIN, isa::Job};
 use crate::{
     Result,
     tensor::{View, ViewMut, backend::Pool2d},
@@ -33,34 +33,55 @@ pub(crate) fn max_pool(cpu: &Cpu, p: Pool2d, x: View, mut y: ViewMut, mut arg: V
     cpu.threads.over(pieces, |(first, (y, arg))| {
         for (r, (y, arg)) in y.chunks_mut(row).zip(arg.chunks_mut(row)).enumerate() {
             let (n, i) = ((first * piece + r) / oh, (first * piece + r) % oh);
-            cpu.simd.call(max_row, (&p, i, &x[n * image..][..image], y, arg));
+            cpu.simd.run(MaxRow { p: &p, i, x: &x[n * image..][..image], y, arg });
         }
     });
     Ok(())
 }
 
-#[inline(always)]
-fn max_row((p, i, x, y, arg): (&Pool2d, usize, &[f32], &mut [f32], &mut [i32])) {
-    for (j, (y, arg)) in y.chunks_mut(p.c).zip(arg.chunks_mut(p.c)).enumerate() {
-        let mut first = true;
-        for (k, pixel) in taps(p, i, j) {
-            let (x, k) = (&x[pixel * p.c..][..p.c], k as i32);
+struct MaxRow<'a> {
+    p: &'a Pool2d,
+    i: usize,
+    x: &'a [f32],
+    y: &'a mut [f32],
+    arg: &'a mut [i32],
+}
+
+impl Job for MaxRow<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let MaxRow { p, i, x, y, arg } = self;
+        for (j, (y, arg)) in y.chunks_mut(p.c).zip(arg.chunks_mut(p.c)).enumerate() {
+            let mut first = true;
+            for (k, pixel) in taps(p, i, j) {
+                let (x, k) = (&x[pixel * p.c..][..p.c], k as i32);
+                if first {
+                    y.copy_from_slice(x);
+                    arg.fill(k);
+                    first = false;
+                    continue;
+                }
+                larger(x, k, y, arg);
+            }
             if first {
-                y.copy_from_slice(x);
-                arg.fill(k);
-                first = false;
-                continue;
-            }
-            for ((y, arg), &x) in y.iter_mut().zip(arg.iter_mut()).zip(x) {
-                let better = (x > *y) | (x.is_nan() & !y.is_nan());
-                *y = if better { x } else { *y };
-                *arg = if better { k } else { *arg };
+                y.fill(f32::NEG_INFINITY);
+                arg.fill(-1);
             }
         }
-        if first {
-            y.fill(f32::NEG_INFINITY);
-            arg.fill(-1);
-        }
+    }
+}
+
+/// Takes over those x that are larger than y, or the first NaN.
+#[inline(always)]
+fn larger(x: &[f32], k: i32, y: &mut [f32], arg: &mut [i32]) {
+    let n = x.len();
+    let (y, arg) = (&mut y[..n], &mut arg[..n]);
+    for i in 0..n {
+        let (old, new) = (y[i], x[i]);
+        let better = ((new > old) | new.is_nan()) & !old.is_nan();
+        y[i] = if better { new } else { old };
+        arg[i] = if better { k } else { arg[i] };
     }
 }
 
@@ -76,20 +97,32 @@ pub(crate) fn max_pool_grad(cpu: &Cpu, p: Pool2d, arg: View, dy: View, mut dx: V
     let pieces = dx.chunks_mut(n * image).zip(arg.chunks(n * out)).zip(dy.chunks(n * out));
     cpu.threads.over(pieces, |((dx, arg), dy)| {
         for ((dx, arg), dy) in dx.chunks_mut(image).zip(arg.chunks(out)).zip(dy.chunks(out)) {
-            cpu.simd.call(max_grad_image, (&p, ow, arg, dy, dx));
+            cpu.simd.run(MaxGrad { p: &p, ow, arg, dy, dx });
         }
     });
     Ok(())
 }
 
-#[inline(always)]
-fn max_grad_image((p, ow, arg, dy, dx): (&Pool2d, usize, &[i32], &[f32], &mut [f32])) {
-    dx.fill(0.0);
-    for (o, (arg, dy)) in arg.chunks(p.c).zip(dy.chunks(p.c)).enumerate() {
-        for (k, pixel) in taps(p, o / ow, o % ow) {
-            let (dx, k) = (&mut dx[pixel * p.c..][..p.c], k as i32);
-            for ((dx, &arg), &dy) in dx.iter_mut().zip(arg).zip(dy) {
-                *dx += if arg == k { dy } else { 0.0 };
+struct MaxGrad<'a> {
+    p: &'a Pool2d,
+    ow: usize,
+    arg: &'a [i32],
+    dy: &'a [f32],
+    dx: &'a mut [f32],
+}
+
+impl Job for MaxGrad<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let MaxGrad { p, ow, arg, dy, dx } = self;
+        dx.fill(0.0);
+        for (o, (arg, dy)) in arg.chunks(p.c).zip(dy.chunks(p.c)).enumerate() {
+            for (k, pixel) in taps(p, o / ow, o % ow) {
+                let (dx, k) = (&mut dx[pixel * p.c..][..p.c], k as i32);
+                for ((dx, &arg), &dy) in dx.iter_mut().zip(arg).zip(dy) {
+                    *dx += if arg == k { dy } else { 0.0 };
+                }
             }
         }
     }
@@ -105,21 +138,32 @@ pub(crate) fn avg_pool(cpu: &Cpu, p: Pool2d, x: View, mut y: ViewMut) -> Result<
     let n = images(cpu, &p, out * p.kernel[0] * p.kernel[1]);
     cpu.threads.over(y.chunks_mut(n * out).enumerate(), |(first, y)| {
         for (i, y) in y.chunks_mut(out).enumerate() {
-            cpu.simd.call(avg_image, (&p, ow, &x[(first * n + i) * image..][..image], y));
+            cpu.simd.run(Avg { p: &p, ow, x: &x[(first * n + i) * image..][..image], y });
         }
     });
     Ok(())
 }
 
-#[inline(always)]
-fn avg_image((p, ow, x, y): (&Pool2d, usize, &[f32], &mut [f32])) {
-    let size = (p.kernel[0] * p.kernel[1]) as f32;
-    for (o, y) in y.chunks_mut(p.c).enumerate() {
-        y.fill(0.0);
-        for (_, pixel) in taps(p, o / ow, o % ow) {
-            y.iter_mut().zip(&x[pixel * p.c..][..p.c]).for_each(|(y, x)| *y += x);
+struct Avg<'a> {
+    p: &'a Pool2d,
+    ow: usize,
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Job for Avg<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Avg { p, ow, x, y } = self;
+        let size = (p.kernel[0] * p.kernel[1]) as f32;
+        for (o, y) in y.chunks_mut(p.c).enumerate() {
+            y.fill(0.0);
+            for (_, pixel) in taps(p, o / ow, o % ow) {
+                y.iter_mut().zip(&x[pixel * p.c..][..p.c]).for_each(|(y, x)| *y += x);
+            }
+            y.iter_mut().for_each(|y| *y /= size);
         }
-        y.iter_mut().for_each(|y| *y /= size);
     }
 }
 
@@ -134,19 +178,30 @@ pub(crate) fn avg_pool_grad(cpu: &Cpu, p: Pool2d, dy: View, mut dx: ViewMut) -> 
     let n = images(cpu, &p, out * p.kernel[0] * p.kernel[1]);
     cpu.threads.over(dx.chunks_mut(n * image).zip(dy.chunks(n * out)), |(dx, dy)| {
         for (dx, dy) in dx.chunks_mut(image).zip(dy.chunks(out)) {
-            cpu.simd.call(avg_grad_image, (&p, ow, dy, dx));
+            cpu.simd.run(AvgGrad { p: &p, ow, dy, dx });
         }
     });
     Ok(())
 }
 
-#[inline(always)]
-fn avg_grad_image((p, ow, dy, dx): (&Pool2d, usize, &[f32], &mut [f32])) {
-    let share = 1.0 / (p.kernel[0] * p.kernel[1]) as f32;
-    dx.fill(0.0);
-    for (o, dy) in dy.chunks(p.c).enumerate() {
-        for (_, pixel) in taps(p, o / ow, o % ow) {
-            dx[pixel * p.c..][..p.c].iter_mut().zip(dy).for_each(|(dx, dy)| *dx += dy * share);
+struct AvgGrad<'a> {
+    p: &'a Pool2d,
+    ow: usize,
+    dy: &'a [f32],
+    dx: &'a mut [f32],
+}
+
+impl Job for AvgGrad<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let AvgGrad { p, ow, dy, dx } = self;
+        let share = 1.0 / (p.kernel[0] * p.kernel[1]) as f32;
+        dx.fill(0.0);
+        for (o, dy) in dy.chunks(p.c).enumerate() {
+            for (_, pixel) in taps(p, o / ow, o % ow) {
+                dx[pixel * p.c..][..p.c].iter_mut().zip(dy).for_each(|(dx, dy)| *dx += dy * share);
+            }
         }
     }
 }

@@ -3,6 +3,7 @@ use super::{
     Cpu,
     columns::{self, Plain},
     elementwise::GRAIN,
+    isa::Job,
     math,
 };
 use crate::{
@@ -32,7 +33,7 @@ pub(crate) fn reduce(cpu: &Cpu, op: Reduce, dims: [usize; 3], x: View, mut y: Vi
             cpu.threads.over(y.chunks_mut(piece * inner).enumerate(), |(i, y)| {
                 for (o, y) in y.chunks_mut(inner).enumerate() {
                     let rows = &x[(i * piece + o) * mid * inner..][..mid * inner];
-                    cpu.simd.call(if inner == 1 { largest_of_row } else { largest_of_rows }, (rows, y));
+                    cpu.simd.run(Largest { rows, y });
                 }
             });
         }
@@ -51,33 +52,50 @@ fn row_sums(cpu: &Cpu, x: &[f32], mid: usize, y: &mut [f32]) {
         let rows = x.chunks(piece * mid).zip(y.chunks_mut(piece));
         return cpu.threads.over(rows, |(x, y)| {
             for (row, y) in x.chunks(mid).zip(y) {
-                *y = row.chunks(BLOCK).map(|b| f64::from(cpu.simd.call(sum, b))).sum::<f64>() as f32;
+                *y = row.chunks(BLOCK).map(|b| f64::from(cpu.simd.run(Sum { x: b }))).sum::<f64>() as f32;
             }
         });
     }
     let mut blocks = vec![0.0; mid.div_ceil(BLOCK)];
     cpu.threads.over(x.chunks(part * BLOCK).zip(blocks.chunks_mut(part)), |(x, sums)| {
         for (b, s) in x.chunks(BLOCK).zip(sums) {
-            *s = f64::from(cpu.simd.call(sum, b));
+            *s = f64::from(cpu.simd.run(Sum { x: b }));
         }
     });
     y[0] = blocks.iter().sum::<f64>() as f32;
 }
 
-#[inline(always)]
-fn sum(x: &[f32]) -> f32 {
-    math::fold(x, 0.0, |a, b| a + b, |a, b| a + b)
+struct Sum<'a> {
+    x: &'a [f32],
 }
 
-#[inline(always)]
-fn largest_of_row((row, y): (&[f32], &mut [f32])) {
-    y[0] = math::fold(row, f32::NEG_INFINITY, math::max, math::max);
+impl Job for Sum<'_> {
+    type Out = f32;
+    #[inline(always)]
+    fn run(self) -> f32 {
+        let Sum { x } = self;
+        math::fold(x, 0.0, |a, b| a + b, |a, b| a + b)
+    }
 }
 
-#[inline(always)]
-fn largest_of_rows((rows, y): (&[f32], &mut [f32])) {
-    y.fill(f32::NEG_INFINITY);
-    for row in rows.chunks(y.len()) {
-        y.iter_mut().zip(row).for_each(|(y, &x)| *y = math::max(*y, x));
+/// The largest of each column of a matrix as wide as y.
+struct Largest<'a> {
+    rows: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Job for Largest<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Largest { rows, y } = self;
+        if let [y] = y {
+            *y = math::fold(rows, f32::NEG_INFINITY, math::max, math::max);
+            return;
+        }
+        y.fill(f32::NEG_INFINITY);
+        for row in rows.chunks(y.len()) {
+            y.iter_mut().zip(row).for_each(|(y, &x)| *y = math::max(*y, x));
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! Softmax of rows, its gradient, and the cross-entropy loss that includes it.
-use super::{Cpu, elementwise::GRAIN, math};
+use super::{Cpu, elementwise::GRAIN, isa::Job, math};
 use crate::{
     Result,
     tensor::{
@@ -18,20 +18,31 @@ pub(crate) fn softmax(cpu: &Cpu, x: View, mut y: ViewMut) -> Result<()> {
     let piece = cpu.threads.piece(y.len(), d, GRAIN / COST);
     cpu.threads.over(x.chunks(piece).zip(y.chunks_mut(piece)), |(x, y)| {
         for (x, y) in x.chunks(d).zip(y.chunks_mut(d)) {
-            cpu.simd.call(softmax_row, (x, y));
+            cpu.simd.run(Softmax { x, y });
         }
     });
     Ok(())
 }
 
 /// Writes the softmax of x; returns the largest x and the sum of e^(x − largest).
-#[inline(always)]
-fn softmax_row((x, y): (&[f32], &mut [f32])) -> (f32, f32) {
-    let max = math::fold(x, f32::NEG_INFINITY, math::max, math::max);
-    y.iter_mut().zip(x).for_each(|(y, x)| *y = math::exp(x - max));
-    let sum = math::fold(y, 0.0, |a, b| a + b, |a, b| a + b);
-    y.iter_mut().for_each(|y| *y /= sum);
-    (max, sum)
+struct Softmax<'a> {
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Job for Softmax<'_> {
+    type Out = (f32, f32);
+    #[inline(always)]
+    fn run(self) -> (f32, f32) {
+        let Softmax { x, y } = self;
+        let max = math::fold(x, f32::NEG_INFINITY, math::max, math::max);
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = math::exp(x - max);
+        }
+        let sum = math::fold(y, 0.0, |a, b| a + b, |a, b| a + b);
+        y.iter_mut().for_each(|y| *y /= sum);
+        (max, sum)
+    }
 }
 
 pub(crate) fn softmax_grad(cpu: &Cpu, y: View, dy: View, mut dx: ViewMut) -> Result<()> {
@@ -40,17 +51,27 @@ pub(crate) fn softmax_grad(cpu: &Cpu, y: View, dy: View, mut dx: ViewMut) -> Res
     let piece = cpu.threads.piece(dx.len(), d, GRAIN);
     cpu.threads.over(y.chunks(piece).zip(dy.chunks(piece)).zip(dx.chunks_mut(piece)), |((y, dy), dx)| {
         for ((y, dy), dx) in y.chunks(d).zip(dy.chunks(d)).zip(dx.chunks_mut(d)) {
-            cpu.simd.call(softmax_grad_row, (y, dy, dx));
+            cpu.simd.run(SoftmaxGrad { y, dy, dx });
         }
     });
     Ok(())
 }
 
-#[inline(always)]
-fn softmax_grad_row((y, dy, dx): (&[f32], &[f32], &mut [f32])) {
-    let dot = math::sum2(y, dy, |y, dy| y * dy);
-    for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
-        *dx = y * (dy - dot);
+struct SoftmaxGrad<'a> {
+    y: &'a [f32],
+    dy: &'a [f32],
+    dx: &'a mut [f32],
+}
+
+impl Job for SoftmaxGrad<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let SoftmaxGrad { y, dy, dx } = self;
+        let dot = math::sum2(y, dy, |y, dy| y * dy);
+        for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
+            *dx = y * (dy - dot);
+        }
     }
 }
 
@@ -69,7 +90,7 @@ pub(crate) fn cross_entropy(
     let pieces = x.chunks(piece * d).zip(prob.chunks_mut(piece * d)).zip(rows.chunks_mut(piece)).enumerate();
     cpu.threads.try_over(pieces, |(i, ((x, prob), rows))| {
         for (r, ((x, prob), row)) in x.chunks(d).zip(prob.chunks_mut(d)).zip(rows).enumerate() {
-            let (max, sum) = cpu.simd.call(softmax_row, (x, prob));
+            let (max, sum) = cpu.simd.run(Softmax { x, y: prob });
             let Some(k) = class(c, &classes, i * piece + r)? else { continue };
             let log_sum = f64::from(max) + f64::from(sum).ln();
             let mut loss = (1.0 - c.smoothing) * (log_sum - f64::from(x[k]));
