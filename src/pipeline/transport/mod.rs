@@ -1,5 +1,6 @@
 //! Messages between workers: over threads of one process, or over MPI.
 pub mod header;
+mod links;
 pub mod threads;
 
 use crate::{
@@ -7,6 +8,7 @@ use crate::{
     tensor::{Device, Tensor},
 };
 pub use header::Header;
+pub use links::{Links, measure_links};
 use std::sync::Arc;
 
 /// A started send or receive, to be waited for.
