@@ -1,8 +1,12 @@
 # make demo   sets up and trains a CNN on Fashion-MNIST as a pipeline of four ranks
 # make test   sets up, lints and runs all tests
-export PATH := $(HOME)/.cargo/bin:$(PATH)
+# make lint   format, clippy and documentation, all without a warning
+# make bench  times the kernels, and the pipeline of two ranks against one
+# make docs   builds the documentation of the library
+# make setup  installs what is missing for the above
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: help setup demo test lint bench docs
+.PHONY: help setup demo test lint bench docs release
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -10,21 +14,20 @@ help:
 setup:
 	@scripts/setup.sh
 
-demo: setup
-	cargo build --release --features mpi --bin pipewright
-	scripts/demo.sh
+demo: release
+	@scripts/demo.sh
 
-test: setup lint
-	scripts/test.sh --features mpi
+test: lint
+	@scripts/test.sh --features mpi
 
 lint: setup
-	scripts/lint.sh
+	@scripts/lint.sh
 
-# make bench  times the kernels, and the pipeline of two ranks against one
-bench: setup
-	cargo build --release --features mpi --bin pipewright
-	scripts/bench.sh
+bench: release
+	@scripts/bench.sh
 
-# make docs   builds the documentation of the library
 docs: setup
-	cargo doc --no-deps --features mpi
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features mpi
+
+release: setup
+	cargo build --release --features mpi --bin pipewright
