@@ -6,6 +6,7 @@ pub mod layers;
 pub mod models;
 pub mod optim;
 pub mod pipeline;
+pub mod prelude;
 pub mod tensor;
 pub mod train;
 pub use error::{Context, Error, ErrorKind, Result};

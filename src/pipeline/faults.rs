@@ -1,5 +1,38 @@
 //! What happens when a worker panics, fails, dies or is asked to stop.
-use std::{any::Any, cell::RefCell, panic, sync::Once};
+use crate::{Error, Result};
+use std::{
+    any::Any,
+    cell::RefCell,
+    panic,
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+/// Set by a signal that asks the job to end.
+static STOP: std::sync::OnceLock<Arc<AtomicBool>> = std::sync::OnceLock::new();
+
+/// From now on SIGTERM and SIGINT ask the training loop to end after the minibatch at hand; a second one ends the process at
+/// once.
+///
+/// # Errors
+/// If the system refuses the handlers.
+pub fn catch_signals() -> Result<()> {
+    let flag = STOP.get_or_init(Arc::default);
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        let refused = |e| Error::transport(format!("signal {signal} cannot be handled: {e}"));
+        // The first of the two acts when the flag is set already.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag.clone()).map_err(refused)?;
+        signal_hook::flag::register(signal, flag.clone()).map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// Whether a signal has asked the job to end.
+pub fn stop_requested() -> bool {
+    STOP.get().is_some_and(|flag| flag.load(Relaxed))
+}
 
 thread_local! {
     /// The message of this thread's last panic, for whoever must tell the others why this worker is gone.
@@ -29,4 +62,17 @@ pub fn install_panic_hook() {
 fn panic_message(payload: &dyn Any) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)")
+}
+
+/// From now on a panic in any thread of this rank is printed and ends the whole job: unwinding would leave the other ranks
+/// waiting for ever.
+pub fn abort_on_panic(rank: usize, abort: Arc<dyn Fn() + Send + Sync>) {
+    install_panic_hook();
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        before(info);
+        let thread = std::thread::current().name().unwrap_or("without a name").to_string();
+        eprintln!("rank {rank} failed: a panic in thread {thread:?} ({})", last_panic().unwrap_or_default());
+        abort();
+    }));
 }

@@ -1,6 +1,7 @@
 //! The pipeline: profile, plan, schedule, run.
 pub mod faults;
 pub mod plan;
+mod plan_text;
 pub mod planner;
 pub mod profile;
 pub mod schedule;

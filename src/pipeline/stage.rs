@@ -46,6 +46,8 @@ impl Ports {
 /// A forward pass that awaits its backward pass.
 struct Flight {
     tape: Tape,
+    /// The version of the weights that it read.
+    version: Version,
     /// For each edge that ends here and wants a gradient: the variables that stand for it, last consumer first.
     inputs: Vec<(usize, Vec<Var>)>,
     /// The values that a gradient will come back for.
@@ -112,6 +114,9 @@ pub struct Stage {
     early: BTreeMap<MicroBatch, Grads>,
     stats: BTreeMap<MicroBatch, Vec<Stat>>,
     most_versions: usize,
+    /// Of the micro-batches that the next step covers: the oldest version read.
+    oldest_read: Option<Version>,
+    staleness: usize,
 }
 
 /// What every stage of a run has in common.
@@ -155,6 +160,8 @@ impl Stage {
             early: BTreeMap::new(),
             stats: BTreeMap::new(),
             most_versions: 1,
+            oldest_read: None,
+            staleness: 0,
         })
     }
 
@@ -188,6 +195,11 @@ impl Stage {
     /// The most versions of a weight that were held at once.
     pub fn most_versions(&self) -> usize {
         self.most_versions
+    }
+
+    /// The most updates that lay between a gradient's weights and those that it updated.
+    pub fn staleness(&self) -> usize {
+        self.staleness
     }
 
     /// The pipeline is empty and begins anew with micro-batch 0.
@@ -246,7 +258,8 @@ impl Stage {
                 ran.inputs.into_iter().map(|(at, vars)| (at, vars.iter().map(Var::without_value).collect())).collect();
             let (tape, stats) = cx.finish();
             let tape = tape.ok_or_else(|| Error::graph("a training pass has a tape"))?;
-            self.flight.insert(mb, Flight { tape, inputs, outputs, loss, stats });
+            let version = if let Read::At(v) = read { v } else { self.weights.version() };
+            self.flight.insert(mb, Flight { tape, version, inputs, outputs, loss, stats });
             self.count_versions();
         }
         Ok(Forward { sends, measured, asked })
@@ -421,6 +434,7 @@ impl Stage {
             grads
         };
         self.stats.insert(mb, f.stats);
+        self.oldest_read = Some(self.oldest_read.map_or(f.version, |v| v.min(f.version)));
         let mut sends = Vec::new();
         for (at, vars) in &f.inputs {
             let (_, edge) = ports.inputs.iter().find(|(i, _)| i == at).ok_or_else(|| Error::graph("unknown edge"))?;
@@ -488,6 +502,9 @@ impl Stage {
     pub fn step(&mut self, keep: bool) -> Result<()> {
         if !self.early.is_empty() {
             return Err(Error::schedule(format!("a step before the gradient of micro-batch {}", self.folded)));
+        }
+        if let Some(read) = self.oldest_read.take() {
+            self.staleness = self.staleness.max(self.weights.version() - read);
         }
         let grads = std::mem::take(&mut self.grads);
         self.weights.step(&*self.optimizer, grads, keep)?;

@@ -72,6 +72,14 @@ impl Times {
         self.seconds.get(&kind).copied().unwrap_or(0.0)
     }
 
+    /// Adds the times of another part of the run.
+    pub fn merge(&mut self, other: &Times) {
+        for (&kind, seconds) in &other.seconds {
+            *self.seconds.entry(kind).or_default() += seconds;
+        }
+        self.instructions += other.instructions;
+    }
+
     fn add(&mut self, kind: Spent, since: Instant) {
         *self.seconds.entry(kind).or_default() += since.elapsed().as_secs_f64();
     }
@@ -143,9 +151,9 @@ impl<'t> Worker<'t> {
         self.stages.values_mut()
     }
 
-    /// Where its time went.
-    pub fn times(&self) -> &Times {
-        &self.times
+    /// Takes the times, which begin anew.
+    pub fn take_times(&mut self) -> Times {
+        std::mem::take(&mut self.times)
     }
 
     /// Takes what the loss measured since the last call, in order of execution; empty on workers without the loss.

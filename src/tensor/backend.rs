@@ -42,7 +42,7 @@ impl<'a> View<'a> {
     /// The elements of a contiguous operand of type `T`.
     pub fn slice<T: Element>(&self) -> Result<&'a [T]> {
         host_type::<T>(self.dtype)?;
-        Ok(&bytemuck::cast_slice(self.buf.bytes())[places(self.layout)?])
+        Ok(bytemuck::cast_slice(&self.buf.bytes()[bytes_of::<T>(self.layout)?]))
     }
 
     /// All elements of the buffer, to be read at the layout's positions.
@@ -56,7 +56,7 @@ impl ViewMut<'_> {
     /// The elements of a contiguous operand of type `T`.
     pub fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
         host_type::<T>(self.dtype)?;
-        Ok(&mut bytemuck::cast_slice_mut(self.buf.bytes_mut())[places(self.layout)?])
+        Ok(bytemuck::cast_slice_mut(&mut self.buf.bytes_mut()[bytes_of::<T>(self.layout)?]))
     }
 
     /// The same operand, borrowed again.
@@ -77,13 +77,13 @@ fn host_type<T: Element>(dtype: DType) -> Result<()> {
     if T::DTYPE == dtype { Ok(()) } else { Err(Error::dtype(format!("expected {}, got {dtype}", T::DTYPE))) }
 }
 
-/// Where the elements of a contiguous operand are.
-fn places(l: &Layout) -> Result<std::ops::Range<usize>> {
+/// Where the elements of a contiguous operand are; the buffer may end in the middle of another one.
+fn bytes_of<T>(l: &Layout) -> Result<std::ops::Range<usize>> {
     if l.is_empty() {
         // A cut of nothing may lie beyond the end.
         Ok(0..0)
     } else if l.is_contiguous() {
-        Ok(l.offset()..l.offset() + l.len())
+        Ok(l.offset() * size_of::<T>()..(l.offset() + l.len()) * size_of::<T>())
     } else {
         Err(Error::shape(format!(
             "a kernel needs a contiguous operand, got strides {:?} of {:?}",

@@ -1,6 +1,10 @@
 //! Messages between workers: over threads of one process, or over MPI.
 pub mod header;
+mod launch;
+pub mod launcher;
 mod links;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod threads;
 
 use crate::{
@@ -8,6 +12,7 @@ use crate::{
     tensor::{Device, Tensor},
 };
 pub use header::Header;
+pub use launch::launch;
 pub use links::{Links, measure_links};
 use std::sync::Arc;
 

@@ -1,0 +1,145 @@
+//! From a model and the ranks at hand to a plan and a prediction.
+use super::settings::{PlanChoice, Recipe};
+use crate::{
+    Context, Error, Result,
+    layers::NodeId,
+    pipeline::{
+        plan::Plan,
+        planner::{self, Link},
+        profile::Profile,
+        schedule::Kind,
+        transport::Transport,
+    },
+    tensor::Device,
+};
+use sha2::{Digest, Sha256};
+
+/// What was planned, and from what.
+#[derive(Clone, Debug)]
+pub struct Planning {
+    /// The plan.
+    pub plan: Plan,
+    /// Seconds of F and B of each stage for a micro-batch, by the profile.
+    pub stage_seconds: Vec<f64>,
+    /// Samples per second that they promise.
+    pub samples_per_s: f64,
+    /// The profile.
+    pub profile: Profile,
+}
+
+/// The link assumed where nothing may be measured: shared memory.
+const ASSUMED: Link = Link { latency: 1e-6, bandwidth: 5e9 };
+
+/// Workers that share this machine's cores, for each core; 1 where there are enough cores.
+fn crowding(workers: usize, threads: usize) -> f64 {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    (workers * threads) as f64 / cores as f64
+}
+
+/// Makes the plan that the settings ask for; the same on every rank.
+pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> Result<Planning> {
+    let (graph, s) = (&*recipe.graph, &recipe.settings);
+    let size = s.micro_batch();
+    let sizes = [size.div_ceil(4), size.div_ceil(2), size];
+    let workers = transport.size();
+    let (profile, link) = if s.deterministic {
+        (Profile::estimate(graph, s.dtype, &sizes)?, ASSUMED)
+    } else {
+        let crowding = crowding(workers, s.threads).max(1.0);
+        let mut together = || transport.all_gather(&[]).map(|_| ());
+        let mine = Profile::measure(graph, device, s.dtype, &sizes, crowding, &mut together)?;
+        (Profile::merge(&gather(transport, &mine)?)?, ASSUMED)
+    };
+    device.pool().trim();
+    let costs = profile.at(size)?;
+    let cut = |n: usize| planner::plan_straight(graph, &costs, link, n, size, s.dtype);
+    let plan = match &s.plan {
+        PlanChoice::Auto => cut(workers)?.plan,
+        PlanChoice::Cuts(names) => {
+            let find = |name: &String| {
+                graph.find(name).ok_or_else(|| Error::plan(format!("there is no node {name:?} to cut before")))
+            };
+            Plan::straight(graph, &names.iter().map(find).collect::<Result<Vec<NodeId>>>()?)?
+        }
+        PlanChoice::File(path) => {
+            let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+            Plan::from_text(graph, &text).context(|| path.display().to_string())?
+        }
+    };
+    let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
+    let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
+    let samples_per_s = s.batch as f64 / predict(s.schedule, &stage_seconds, s.batch.div_ceil(size), profile.crowding);
+    Ok(Planning { plan, stage_seconds, samples_per_s, profile })
+}
+
+/// Seconds per minibatch of m micro-batches, from the seconds of each stage for one of them, measured with `crowding` workers on
+/// a core: what the slowest stage allows, and what the cores allow together.
+fn predict(kind: Kind, stages: &[f64], m: usize, crowding: f64) -> f64 {
+    let sum: f64 = stages.iter().sum();
+    let slowest = stages.iter().copied().fold(0.0, f64::max);
+    let m = m as f64;
+    // Alone on its core a stage is faster by the crowding; all together they cannot be.
+    let by_stages = match kind {
+        Kind::Sequential => m * sum,
+        Kind::GPipe | Kind::OneFOneB => (m - 1.0) * slowest + sum,
+        Kind::PipeDream | Kind::PipeDreamVertical | Kind::PipeDreamNoStash => m * slowest,
+    } / crowding;
+    let by_cores = m * sum / stages.len() as f64;
+    by_stages.max(by_cores)
+}
+
+/// Gives every rank the values of all of them.
+pub fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(
+    transport: &mut dyn Transport,
+    mine: &T,
+) -> Result<Vec<T>> {
+    let fault = |e: serde_json::Error| Error::transport(format!("gather: {e}"));
+    let bytes = serde_json::to_vec(mine).map_err(fault)?;
+    transport.all_gather(&bytes)?.iter().map(|b| serde_json::from_slice(b).map_err(fault)).collect()
+}
+
+/// Makes sure that all ranks run the same program on the same task.
+///
+/// # Errors
+/// On every rank, naming one that differs from rank 0 and in what.
+pub fn agree(recipe: &Recipe, task: &str, transport: &mut dyn Transport) -> Result<()> {
+    let exe =
+        std::env::current_exe().and_then(std::fs::read).map(|bytes| format!("{:x?}", Sha256::digest(bytes).as_slice()));
+    let graph: Vec<String> =
+        recipe.graph.nodes().iter().map(|n| format!("{} {:?} {:?}", n.name, n.inputs, n.params)).collect();
+    let mine = [
+        ("the program", exe.unwrap_or_default()),
+        ("the model", format!("{:x?}", Sha256::digest(graph.join("\n")).as_slice())),
+        ("the optimizer", recipe.optimizer.describe()),
+        ("the settings", format!("{:?} {task}", recipe.settings)),
+    ];
+    let all = gather(transport, &mine.iter().map(|(_, v)| v.clone()).collect::<Vec<_>>())?;
+    for (rank, theirs) in all.iter().enumerate() {
+        for (i, (what, _)) in mine.iter().enumerate() {
+            if theirs.get(i) != all[0].get(i) {
+                return Err(Error::config(format!(
+                    "rank {rank} and rank 0 do not agree on {what}; all ranks must be started alike"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The stages and their times in words.
+pub fn describe(recipe: &Recipe, planned: &Planning) -> String {
+    let name = |n: &NodeId| recipe.graph.nodes()[*n].name.as_str();
+    let mut text = String::new();
+    for (s, stage) in planned.plan.stages().iter().enumerate() {
+        let layers: Vec<&str> =
+            stage.nodes.iter().filter(|n| !recipe.graph.nodes()[**n].params.is_empty()).map(name).collect();
+        let ms = planned.stage_seconds[s] * 1e3;
+        text += &format!(
+            "  stage {s} on worker {:?}: {:2} nodes, {ms:8.3} ms a micro-batch: {}\n",
+            stage.workers,
+            stage.nodes.len(),
+            layers.join(" ")
+        );
+    }
+    text
+}

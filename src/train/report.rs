@@ -1,0 +1,168 @@
+//! What a run has to say at its end.
+use crate::{
+    layers::Graph,
+    pipeline::{
+        plan::Plan,
+        worker::{Spent, Times, Worker},
+    },
+};
+use serde::{Deserialize, Serialize};
+
+/// One stage of a finished run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StageReport {
+    /// The names of its nodes.
+    pub nodes: Vec<String>,
+    /// Its worker.
+    pub worker: usize,
+    /// The most updates between a gradient's weights and those that it updated.
+    pub staleness: usize,
+    /// The most versions of a weight held at once.
+    pub weight_versions: usize,
+}
+
+/// One epoch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EpochReport {
+    /// From 0.
+    pub epoch: u64,
+    /// The mean of the losses of its samples, as they were when trained on.
+    pub train_loss: f64,
+    /// The loss on the test set, if there is one.
+    pub test_loss: Option<f64>,
+    /// Right answers / test samples.
+    pub test_accuracy: Option<f64>,
+    /// Seconds of training, without the evaluation.
+    pub seconds: f64,
+    /// Samples trained on.
+    pub samples: u64,
+}
+
+/// What a worker did and held.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkerReport {
+    /// Its stages.
+    pub stages: Vec<(usize, StageReport)>,
+    /// Seconds of compute and updates while training.
+    pub busy: f64,
+    /// Seconds of waiting for other workers.
+    pub waiting: f64,
+    /// Seconds of starting sends, and of waiting for their end.
+    pub sending: f64,
+    /// Instructions done.
+    pub instructions: u64,
+    /// The most bytes of its pool in use at once.
+    pub pool_peak_bytes: usize,
+    /// The most memory that its process held.
+    pub rss_bytes: usize,
+    /// Requests that the pool could not serve from returned buffers, once it was warm.
+    pub pool_misses_after_warmup: u64,
+}
+
+impl WorkerReport {
+    pub(super) fn new(graph: &Graph, plan: &Plan, worker: &Worker<'_>, t: &Times, misses: u64) -> WorkerReport {
+        let names = |s: usize| plan.stages()[s].nodes.iter().map(|&n| graph.nodes()[n].name.clone()).collect();
+        let stage = |s: &crate::pipeline::stage::Stage| {
+            let report = StageReport {
+                nodes: names(s.index()),
+                worker: worker.rank(),
+                staleness: s.staleness(),
+                weight_versions: s.most_versions(),
+            };
+            (s.index(), report)
+        };
+        WorkerReport {
+            stages: worker.stages().map(stage).collect(),
+            busy: t.seconds(Spent::Compute) + t.seconds(Spent::Step) + t.seconds(Spent::Data),
+            waiting: t.seconds(Spent::Receive),
+            sending: t.seconds(Spent::Send),
+            instructions: t.instructions,
+            pool_peak_bytes: worker.device().memory().peak_bytes,
+            rss_bytes: peak_rss(),
+            pool_misses_after_warmup: misses,
+        }
+    }
+}
+
+/// The most memory that this process held, in bytes; 0 where the system does not say.
+fn peak_rss() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<usize>().ok()).unwrap_or(0) * 1024
+}
+
+/// What a run has to say at its end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The schedule.
+    pub schedule: String,
+    /// Workers.
+    pub workers: usize,
+    /// Right answers / test samples after the last epoch.
+    pub test_accuracy: Option<f64>,
+    /// For each epoch, the mean loss of the samples trained on.
+    pub train_loss: Vec<f64>,
+    /// For each epoch, the seconds of training.
+    pub seconds_per_epoch: Vec<f64>,
+    /// Each epoch.
+    pub epochs: Vec<EpochReport>,
+    /// Samples trained on per second.
+    pub samples_per_s: f64,
+    /// What the profile and the plan promised.
+    pub predicted_samples_per_s: f64,
+    /// Time of compute / time in all, over all workers: ideal / actual time.
+    pub efficiency: f64,
+    /// Time of waiting for others / time in all, over all workers.
+    pub bubble_fraction: f64,
+    /// Time of sending / time in all, over all workers.
+    pub communication_fraction: f64,
+    /// The stages.
+    pub stages: Vec<StageReport>,
+    /// For each worker, the most bytes of its pool in use at once.
+    pub pool_peak_bytes: Vec<usize>,
+    /// For each worker, the most memory of its process (threads share one).
+    pub rss_bytes: Vec<usize>,
+    /// Over all workers, requests that the pools could not serve from returned buffers, once they were warm.
+    pub pool_misses_after_warmup: u64,
+    /// Updates since training began.
+    pub steps: u64,
+    /// Whether it was told to stop before its end.
+    pub interrupted: bool,
+    /// Of all weights and node states.
+    pub weights_sha256: String,
+}
+
+impl Report {
+    /// The report in words.
+    pub fn summary(&self) -> String {
+        let mb = |b: &usize| format!("{:.0}", *b as f64 / 1e6);
+        let list = |v: &[usize]| v.iter().map(mb).collect::<Vec<_>>().join(" ");
+        let off = 100.0 * (self.samples_per_s / self.predicted_samples_per_s - 1.0);
+        let accuracy = self.test_accuracy.map_or("not tested".into(), |a| format!("{:.2} %", 100.0 * a));
+        let stages: Vec<String> = self
+            .stages
+            .iter()
+            .map(|s| format!("{} nodes, staleness {}, {} versions", s.nodes.len(), s.staleness, s.weight_versions))
+            .collect();
+        format!(
+            "schedule        {} on {} workers: {}\n\
+             accuracy        {accuracy}\n\
+             throughput      {:.1} samples/s measured, {:.1} predicted ({off:+.1} %)\n\
+             efficiency      {:.1} % (ideal / actual time)\n\
+             bubble          {:.1} % waiting, {:.1} % communicating\n\
+             memory per rank {} MB of tensors at most, {} MB in the process\n\
+             weights         {}",
+            self.schedule,
+            self.workers,
+            stages.join("; "),
+            self.samples_per_s,
+            self.predicted_samples_per_s,
+            100.0 * self.efficiency,
+            100.0 * self.bubble_fraction,
+            100.0 * self.communication_fraction,
+            list(&self.pool_peak_bytes),
+            list(&self.rss_bytes),
+            &self.weights_sha256[..16.min(self.weights_sha256.len())],
+        )
+    }
+}
