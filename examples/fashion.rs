@@ -15,13 +15,13 @@ fn main() -> Result<()> {
         .then(Linear::new(64, 10));
     let x = g.chain(features, image)?;
     let loss = g.add(CrossEntropy::new(), [x, label])?;
-    let report = Trainer::new(g, loss, data::fashion_mnist()?)
+    Trainer::new(g, loss, data::fashion_mnist()?)
         .optimizer(Sgd::new(0.05).momentum(0.9))
         .batch_size(128)
         .epochs(1)
         .schedule(Schedule::PipeDream)
         .workers(2)
-        .run()?;
-    println!("{}", report.summary());
+        .run()?
+        .print();
     Ok(())
 }

@@ -159,15 +159,6 @@ impl Plan {
         }
     }
 
-    /// The same stages with only the edges that the nodes in `wanted` need.
-    pub(crate) fn restricted(&self, graph: &Graph, wanted: &[bool]) -> Plan {
-        let mut edges = self.edges.clone();
-        let reads = |n: NodeId, v: Value| wanted[n] && graph.nodes()[n].inputs.contains(&v);
-        edges.iter_mut().for_each(|e| e.consumers.retain(|&n| reads(n, e.value)));
-        edges.retain(|e| !e.consumers.is_empty());
-        Plan { stages: self.stages.clone(), edges }
-    }
-
     /// The most bytes of data that a message of `edge` holds for `samples` samples a micro-batch: forward, backward.
     pub fn message_bytes(&self, graph: &Graph, edge: &Edge, samples: usize, float: DType) -> [usize; 2] {
         let (dtype, shape) = graph.shape(edge.value, samples, float);

@@ -284,7 +284,7 @@ impl Stage {
         cx: &mut Cx<'w>,
         params: &'w BTreeMap<NodeId, Vec<crate::autograd::ParamRef>>,
         task: &Task,
-        mut visit: Option<&mut dyn FnMut(NodeId, &[Var]) -> Result<()>>,
+        mut visit: Option<Visit>,
     ) -> Result<Ran> {
         let graph = &*self.graph;
         let mut ran = Ran { inputs: Vec::new(), values: HashMap::new() };
@@ -525,6 +525,9 @@ impl Stage {
         self.weights.free(version)
     }
 }
+
+/// Sees the outputs of each node; an error ends the pass.
+type Visit<'v> = &'v mut dyn FnMut(NodeId, &[Var]) -> Result<()>;
 
 struct Ran {
     inputs: Vec<(usize, Vec<Var>)>,

@@ -130,9 +130,18 @@ pub struct Report {
     pub interrupted: bool,
     /// Of all weights and node states.
     pub weights_sha256: String,
+    /// The worker whose copy of the report this is; the rest is the same on all.
+    pub worker: usize,
 }
 
 impl Report {
+    /// Prints the report in words, on the first worker only.
+    pub fn print(&self) {
+        if self.worker == 0 {
+            println!("{}", self.summary());
+        }
+    }
+
     /// The report in words.
     pub fn summary(&self) -> String {
         let mb = |b: &usize| format!("{:.0}", *b as f64 / 1e6);

@@ -380,6 +380,7 @@ impl Run<'_> {
             steps: engine.next_minibatch(),
             interrupted,
             weights_sha256: engine.weights_sha256().context(|| "hash of the weights")?,
+            worker: engine.worker().rank(),
             epochs: self.epochs,
         })
     }
