@@ -64,15 +64,14 @@ fn panic_message(payload: &dyn Any) -> &str {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)")
 }
 
-/// From now on a panic in any thread of this rank is printed and ends the whole job: unwinding would leave the other ranks
+/// From now on a panic in any thread of this process ends the whole job through `abort`: unwinding would leave the other ranks
 /// waiting for ever.
-pub fn abort_on_panic(rank: usize, abort: Arc<dyn Fn() + Send + Sync>) {
+pub fn abort_on_panic(abort: Arc<dyn Fn(&Error) + Send + Sync>) {
     install_panic_hook();
     let before = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         before(info);
         let thread = std::thread::current().name().unwrap_or("without a name").to_string();
-        eprintln!("rank {rank} failed: a panic in thread {thread:?} ({})", last_panic().unwrap_or_default());
-        abort();
+        abort(&Error::transport(format!("a panic in thread {thread:?}: {}", last_panic().unwrap_or_default())));
     }));
 }

@@ -8,7 +8,7 @@ use crate::{
         planner::{self, Link},
         profile::Profile,
         schedule::Kind,
-        transport::Transport,
+        transport::{Transport, measure_links},
     },
     tensor::Device,
 };
@@ -48,7 +48,7 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
         let crowding = crowding(workers, s.threads).max(1.0);
         let mut together = || transport.all_gather(&[]).map(|_| ());
         let mine = Profile::measure(graph, device, s.dtype, &sizes, crowding, &mut together)?;
-        (Profile::merge(&gather(transport, &mine)?)?, ASSUMED)
+        (Profile::merge(&gather(transport, &mine)?)?, measure_links(transport)?.slowest().unwrap_or(ASSUMED))
     };
     device.pool().trim();
     let costs = profile.at(size)?;

@@ -168,6 +168,7 @@ impl Trainer {
             settings: self.settings.clone(),
         };
         recipe.settings.check()?;
+        faults::catch_signals()?;
         launch(self.workers, |transport| self.run_worker(&recipe, transport))
     }
 

@@ -3,6 +3,8 @@ use super::{
     Transport, launcher,
     threads::{self, Options},
 };
+#[cfg(feature = "mpi")]
+use crate::pipeline::faults;
 use crate::{Error, Result};
 
 /// Runs `work` on every worker: on the ranks of the launcher that started this process (each has one worker, `threads` is not
@@ -34,6 +36,7 @@ pub fn launch<T: Send>(threads: usize, work: impl Fn(&mut dyn Transport) -> Resu
 
 #[cfg(feature = "mpi")]
 fn on_rank<T>(mut transport: super::mpi::MpiTransport, work: impl Fn(&mut dyn Transport) -> Result<T>) -> Result<T> {
+    faults::abort_on_panic(transport.aborter());
     let result = work(&mut transport).and_then(|value| transport.finish().map(|()| value));
     result.inspect_err(|e| transport.abort(e))
 }
