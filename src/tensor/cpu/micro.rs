@@ -3,7 +3,7 @@
 //! This module's unsafe code rests on one invariant: whoever calls through [`Kernels`] has set every pointer of [`Tile`] or
 //! [`Dots`] to memory as long as its documentation says, and has taken the `Kernels` from [`Kernels::of`], which needs a
 //! [`Simd`], the proof that this machine has the instructions.
-use super::isa::{Isa, Simd};
+use super::isa::Simd;
 
 /// The most elements of the inner dimension that a packed block of `a` holds.
 pub(crate) const KC: usize = 256;
@@ -68,9 +68,9 @@ impl Kernels {
     pub(crate) fn of(simd: Simd) -> &'static Kernels {
         match simd.isa() {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &x86::AVX512,
+            super::isa::Isa::Avx512 => &x86::AVX512,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => &x86::AVX2,
+            super::isa::Isa::Avx2 => &x86::AVX2,
             _ => &PORTABLE,
         }
     }

@@ -40,7 +40,8 @@ impl Job for Softmax<'_> {
             *y = math::exp(x - max);
         }
         let sum = math::fold(y, 0.0, |a, b| a + b, |a, b| a + b);
-        y.iter_mut().for_each(|y| *y /= sum);
+        let scale = 1.0 / sum;
+        y.iter_mut().for_each(|y| *y *= scale);
         (max, sum)
     }
 }
