@@ -55,7 +55,7 @@ const CIFAR100: Layout = Layout {
 };
 
 /// CIFAR-10 from the folder `dir` (or its folder `cifar-10-batches-bin`): 50,000 and 10,000 images. Fields: `image`
-/// f32[32,32,3], normalised, in training cropped (4 pixels) and flipped at random, and `label` i64[], below 10.
+/// `f32[32,32,3]`, normalised, in training cropped (4 pixels) and flipped at random, and `label: i64[]`, below 10.
 ///
 /// # Errors
 /// If a file is missing, or has another size, or a label out of range.

@@ -23,7 +23,7 @@ const FILES: [[(&str, &str); 2]; 2] = [
 ];
 
 /// Fashion-MNIST, from `$PIPEWRIGHT_DATA/fashion-mnist` or where Debian's package dataset-fashion-mnist puts it. Fields:
-/// `image` f32[28,28,1], normalised, and `label` i64[].
+/// `image: f32[28,28,1]`, normalised, and `label: i64[]`.
 ///
 /// # Errors
 /// If it is not there, or damaged.

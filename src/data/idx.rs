@@ -14,7 +14,7 @@ use std::{
 const UNSIGNED_BYTES: u8 = 8;
 
 impl Images {
-    /// Grey images of `classes` classes from a pair of IDX files, gzip or raw: unsigned bytes [n,h,w] and labels [n].
+    /// Grey images of `classes` classes from a pair of IDX files, gzip or raw: unsigned bytes `[n,h,w]` and labels `[n]`.
     ///
     /// # Errors
     /// If a file cannot be read, or is not what its header says, or the two do not fit together.

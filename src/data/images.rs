@@ -2,7 +2,7 @@
 use super::{Dataset, Field, Sample};
 use crate::{Error, Result, tensor::DType};
 
-/// Images of bytes with class labels. Fields: `image` f32[h,w,c], in [0, 1], and `label` i64[].
+/// Images of bytes with class labels. Fields: `image: f32[h,w,c]`, in `[0, 1]`, and `label: i64[]`.
 pub struct Images {
     name: String,
     fields: [Field; 2],

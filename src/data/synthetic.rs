@@ -10,7 +10,7 @@ use crate::{
 const GRID: usize = 4;
 
 /// Images of `shape` [h, w, c] in `classes` classes, `train` and `test` of them: the smooth image of the class, values in
-/// [-1, 1], plus noise uniform in [-1, 1). Fields: `image` f32[h,w,c] and `label` i64[].
+/// `[-1, 1]`, plus noise uniform in [-1, 1). Fields: `image: f32[h,w,c]` and `label: i64[]`.
 ///
 /// # Errors
 /// If a shape or number is 0 or too large.
@@ -20,7 +20,7 @@ pub fn synthetic(shape: [usize; 3], classes: usize, train: usize, test: usize, s
 }
 
 /// Sequences of `length` tokens below `vocabulary`, `train` and `test` of them: in seven of eight places the next token follows
-/// from the one before, in the others it is any. Fields: `tokens` i64[length] and `target` i64[length], the tokens one
+/// from the one before, in the others it is any. Fields: `tokens: i64[length]` and `target: i64[length]`, the tokens one
 /// place on.
 ///
 /// # Errors

@@ -107,7 +107,7 @@ impl Layer for AvgPool2d {
     }
 }
 
-/// The mean over height and width: x[n,h,w,c] becomes y[n,c].
+/// The mean over height and width: `x[n,h,w,c]` becomes `y[n,c]`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GlobalAvgPool;
 

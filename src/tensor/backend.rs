@@ -175,7 +175,7 @@ pub struct Gemm {
     pub tb: bool,
 }
 
-/// A two-dimensional convolution of x[n,h,w,ci] with w[kh,kw,ci/groups,co] to y[n,oh,ow,co].
+/// A two-dimensional convolution of `x[n,h,w,ci]` with `w[kh,kw,ci/groups,co]` to `y[n,oh,ow,co]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2d {
     /// Samples.
@@ -198,7 +198,7 @@ pub struct Conv2d {
     pub groups: usize,
 }
 
-/// A two-dimensional pooling of x[n,h,w,c] to y[n,oh,ow,c].
+/// A two-dimensional pooling of `x[n,h,w,c]` to `y[n,oh,ow,c]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool2d {
     /// Samples.
@@ -291,7 +291,7 @@ impl Pool2d {
     }
 }
 
-/// Cross-entropy of logits[m,v] against classes[m].
+/// Cross-entropy of `logits[m,v]` against `classes[m]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropy {
     /// Rows.
@@ -370,29 +370,29 @@ pub trait Backend: Send + Sync {
     /// y ← x with any layouts of equal shape and any types.
     fn copy(&self, x: View, y: ViewMut) -> Result<()>;
 
-    /// y[*] = op(x[*]).
+    /// `y[*] = op(x[*])`.
     fn unary(&self, op: Unary, x: View, y: ViewMut) -> Result<()>;
     /// dx = dy · op′, given x or y as [`Unary::saves_result`] says.
     fn unary_grad(&self, op: Unary, saved: View, dy: View, dx: ViewMut) -> Result<()>;
-    /// y[*] = op(a[*], b[*]): equal shapes, or b (contiguous) repeats along leading axes of a.
+    /// `y[*] = op(a[*], b[*])`: equal shapes, or b (contiguous) repeats along leading axes of a.
     fn binary(&self, op: Binary, a: View, b: View, y: ViewMut) -> Result<()>;
     /// y ← y + alpha·x.
     fn axpy(&self, alpha: f64, x: View, y: InOut) -> Result<()>;
-    /// y[o,i] = fold of x[o,m,i] over m, in order of m; `dims` = [o,m,i].
+    /// `y[o,i]` = fold of `x[o,m,i]` over m, in order of m; `dims = [o,m,i]`.
     fn reduce(&self, op: Reduce, dims: [usize; 3], x: View, y: ViewMut) -> Result<()>;
     /// Whether every element is finite.
     fn all_finite(&self, x: View) -> Result<bool>;
 
     /// See [`Gemm`].
     fn gemm(&self, g: Gemm, a: View, b: View, bias: Option<View>, y: ViewMut) -> Result<()>;
-    /// See [`Conv2d`]; bias[co].
+    /// See [`Conv2d`]; `bias[co]`.
     fn conv2d(&self, c: Conv2d, x: View, w: View, bias: Option<View>, y: ViewMut) -> Result<()>;
-    /// dx[n,h,w,ci] from dy[n,oh,ow,co] and w.
+    /// `dx[n,h,w,ci]` from `dy[n,oh,ow,co]` and w.
     fn conv2d_input_grad(&self, c: Conv2d, w: View, dy: View, dx: ViewMut) -> Result<()>;
     /// dw[kh,kw,ci/groups,co] from x and dy.
     fn conv2d_weight_grad(&self, c: Conv2d, x: View, dy: View, dw: ViewMut) -> Result<()>;
 
-    /// The maximum of each window, and in arg[n,oh,ow,c] (i32) its position kh·KW + kw in the window, the first of equals;
+    /// The maximum of each window, and in `arg[n,oh,ow,c]` (i32) its position kh·KW + kw in the window, the first of equals;
     /// NaN counts as the maximum. Windows without any element (images of size 0) have −∞ and −1.
     fn max_pool2d(&self, p: Pool2d, x: View, y: ViewMut, arg: ViewMut) -> Result<()>;
     /// dx from arg and dy.
@@ -402,11 +402,11 @@ pub trait Backend: Send + Sync {
     /// dx from dy.
     fn avg_pool2d_grad(&self, p: Pool2d, dy: View, dx: ViewMut) -> Result<()>;
 
-    /// mean[c] and var[c] (divided by m) of x[m,c].
+    /// `mean[c]` and `var[c]` (divided by m) of `x[m,c]`.
     fn batch_stats(&self, x: View, mean: ViewMut, var: ViewMut) -> Result<()>;
-    /// y[m,c] = (x − mean[c]) / √(var[c] + eps) · gamma[c] + beta[c].
+    /// `y[m,c] = (x − mean[c]) / √(var[c] + eps) · gamma[c] + beta[c]`.
     fn batch_norm(&self, eps: f64, x: View, stats: [View; 2], gamma: View, beta: View, y: ViewMut) -> Result<()>;
-    /// dgamma[c] = Σ dy·x̂ and dbeta[c] = Σ dy over m.
+    /// `dgamma[c] = Σ dy·x̂` and `dbeta[c] = Σ dy` over m.
     fn batch_norm_weight_grad(
         &self,
         eps: f64,
@@ -427,7 +427,7 @@ pub trait Backend: Send + Sync {
         dy: View,
         dx: ViewMut,
     ) -> Result<()>;
-    /// y[m,d] = (x − mean[m]) / √(var[m] + eps) · gamma[d] + beta[d]; keeps mean[m] and rstd[m].
+    /// `y[m,d] = (x − mean[m]) / √(var[m] + eps) · gamma[d] + beta[d]`; keeps `mean[m]` and `rstd[m]`.
     fn layer_norm(
         &self,
         eps: f64,
@@ -438,9 +438,9 @@ pub trait Backend: Send + Sync {
         mean: ViewMut,
         rstd: ViewMut,
     ) -> Result<()>;
-    /// dx[m,d].
+    /// `dx[m,d]`.
     fn layer_norm_input_grad(&self, x: View, stats: [View; 2], gamma: View, dy: View, dx: ViewMut) -> Result<()>;
-    /// dgamma[d] and dbeta[d].
+    /// `dgamma[d]` and `dbeta[d]`.
     fn layer_norm_weight_grad(
         &self,
         x: View,
@@ -450,11 +450,11 @@ pub trait Backend: Send + Sync {
         dbeta: ViewMut,
     ) -> Result<()>;
 
-    /// y[m,d] = softmax of each row of x.
+    /// `y[m,d]` = softmax of each row of x.
     fn softmax(&self, x: View, y: ViewMut) -> Result<()>;
     /// dx = y·(dy − Σ dy·y).
     fn softmax_grad(&self, y: View, dy: View, dx: ViewMut) -> Result<()>;
-    /// loss[1] = the sum over rows, correct[1] = rows whose largest logit is the class's, prob[m,v] = softmax, kept for the
+    /// `loss[1]` = the sum over rows, `correct[1]` = rows whose largest logit is the class's, `prob[m,v]` = softmax, kept for the
     /// gradient. `classes` is i64, i32 or u8; one outside 0..v that is not ignored is an error.
     fn cross_entropy(
         &self,
@@ -465,12 +465,12 @@ pub trait Backend: Send + Sync {
         correct: ViewMut,
         prob: ViewMut,
     ) -> Result<()>;
-    /// dx[m,v] = dy[1] · (prob − target).
+    /// `dx[m,v] = dy[1] · (prob − target)`.
     fn cross_entropy_grad(&self, c: CrossEntropy, prob: View, classes: View, dy: View, dx: ViewMut) -> Result<()>;
 
-    /// y[m,d] = table[ids[m],d]; an id outside 0..v is an error.
+    /// `y[m,d] = table[ids[m],d]`; an id outside 0..v is an error.
     fn embedding(&self, table: View, ids: View, y: ViewMut) -> Result<()>;
-    /// dtable[v,d] = Σ of dy[m,d] over the m with ids[m] = v, in order of m.
+    /// `dtable[v,d] = Σ dy[m,d]` over the m with `ids[m] = v`, in order of m.
     fn embedding_grad(&self, ids: View, dy: View, dtable: ViewMut) -> Result<()>;
 
     /// y = x·mask/(1 − rate), and also the gradient. The element at offset e of sample s takes lane e mod 4 of the Philox

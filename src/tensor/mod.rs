@@ -1,6 +1,6 @@
 //! Tensors: immutable, reference-counted, strided arrays on a device.
 //!
-//! Images are x[n,h,w,c]; weights of a convolution w[kh,kw,ci,co]. [`backend`] is the list of all kernels.
+//! Images are `x[n,h,w,c]`; weights of a convolution `w[kh,kw,ci,co]`. [`backend`] is the list of all kernels.
 pub mod backend;
 mod buffer;
 mod cpu;

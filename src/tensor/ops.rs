@@ -211,7 +211,7 @@ impl Tensor {
 
     // ---- products ----
 
-    /// The matrix product of a[m,k] and b[k,n], or of two stacks a[…,m,k] and b[…,k,n] with equal leading axes.
+    /// The matrix product of `a[m,k]` and `b[k,n]`, or of two stacks `a[…,m,k]` and `b[…,k,n]` with equal leading axes.
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         self.gemm(false, other, false, None)
     }

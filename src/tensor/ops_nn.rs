@@ -35,7 +35,7 @@ impl Tensor {
 
     // ---- convolution and pooling ----
 
-    /// y[n,oh,ow,co] from x[n,h,w,ci] (self), w[kh,kw,ci/groups,co] and bias[co].
+    /// `y[n,oh,ow,co]` from `x[n,h,w,ci]` (self), `w[kh,kw,ci/groups,co]` and `bias[co]`.
     pub fn conv2d(&self, c: Conv2d, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let y = c.y_shape()?;
         self.expect("conv2d", "x", self, self.dtype, &c.x_shape())?;
@@ -48,7 +48,7 @@ impl Tensor {
         Tensor::build(&self.device, self.dtype, &y, |b, y| b.conv2d(c, x.view(), w.view(), view_of(&bias), y))
     }
 
-    /// dx[n,h,w,ci] from w[kh,kw,ci/groups,co] and dy[n,oh,ow,co] (self).
+    /// `dx[n,h,w,ci]` from `w[kh,kw,ci/groups,co]` and `dy[n,oh,ow,co]` (self).
     pub fn conv2d_input_grad(&self, c: Conv2d, w: &Tensor) -> Result<Tensor> {
         self.expect("conv2d_input_grad", "dy", self, self.dtype, &c.y_shape()?)?;
         w.expect("conv2d_input_grad", "w", self, self.dtype, &c.w_shape())?;
@@ -56,7 +56,7 @@ impl Tensor {
         Tensor::build(&self.device, self.dtype, &c.x_shape(), |b, dx| b.conv2d_input_grad(c, w.view(), dy.view(), dx))
     }
 
-    /// dw[kh,kw,ci/groups,co] from x[n,h,w,ci] and dy[n,oh,ow,co] (self).
+    /// `dw[kh,kw,ci/groups,co]` from `x[n,h,w,ci]` and `dy[n,oh,ow,co]` (self).
     pub fn conv2d_weight_grad(&self, c: Conv2d, x: &Tensor) -> Result<Tensor> {
         self.expect("conv2d_weight_grad", "dy", self, self.dtype, &c.y_shape()?)?;
         x.expect("conv2d_weight_grad", "x", self, self.dtype, &c.x_shape())?;
@@ -64,7 +64,7 @@ impl Tensor {
         Tensor::build(&self.device, self.dtype, &c.w_shape(), |b, dw| b.conv2d_weight_grad(c, x.view(), dy.view(), dw))
     }
 
-    /// The maximum of each window of x[n,h,w,c], and its position in the window (i32), both [n,oh,ow,c].
+    /// The maximum of each window of `x[n,h,w,c]`, and its position in the window (i32), both `[n,oh,ow,c]`.
     pub fn max_pool2d(&self, p: Pool2d) -> Result<(Tensor, Tensor)> {
         let shape = p.y_shape()?;
         self.expect("max_pool2d", "x", self, self.dtype, &p.x_shape())?;
@@ -74,7 +74,7 @@ impl Tensor {
         Ok((y, arg))
     }
 
-    /// dx[n,h,w,c] from dy[n,oh,ow,c] (self) and the positions that [`max_pool2d`](Tensor::max_pool2d) gave.
+    /// `dx[n,h,w,c]` from `dy[n,oh,ow,c]` (self) and the positions that [`max_pool2d`](Tensor::max_pool2d) gave.
     pub fn max_pool2d_grad(&self, p: Pool2d, arg: &Tensor) -> Result<Tensor> {
         let shape = p.y_shape()?;
         self.expect("max_pool2d_grad", "dy", self, self.dtype, &shape)?;
@@ -83,7 +83,7 @@ impl Tensor {
         Tensor::build(&self.device, self.dtype, &p.x_shape(), |b, dx| b.max_pool2d_grad(p, arg.view(), dy.view(), dx))
     }
 
-    /// The mean of each window of x[n,h,w,c].
+    /// The mean of each window of `x[n,h,w,c]`.
     pub fn avg_pool2d(&self, p: Pool2d) -> Result<Tensor> {
         let shape = p.y_shape()?;
         self.expect("avg_pool2d", "x", self, self.dtype, &p.x_shape())?;
@@ -91,7 +91,7 @@ impl Tensor {
         Tensor::build(&self.device, self.dtype, &shape, |b, y| b.avg_pool2d(p, x.view(), y))
     }
 
-    /// dx[n,h,w,c] from dy[n,oh,ow,c] (self).
+    /// `dx[n,h,w,c]` from `dy[n,oh,ow,c]` (self).
     pub fn avg_pool2d_grad(&self, p: Pool2d) -> Result<Tensor> {
         self.expect("avg_pool2d_grad", "dy", self, self.dtype, &p.y_shape()?)?;
         let dy = self.contiguous()?;
@@ -100,7 +100,7 @@ impl Tensor {
 
     // ---- normalisation ----
 
-    /// mean[c] and var[c] over all axes of x[…,c] but the last.
+    /// `mean[c]` and `var[c]` over all axes of `x[…,c]` but the last.
     pub fn batch_stats(&self) -> Result<(Tensor, Tensor)> {
         let c = self.last("batch_stats")?;
         let x = self.contiguous()?;
@@ -121,7 +121,7 @@ impl Tensor {
         })
     }
 
-    /// dgamma[c] and dbeta[c] from dy[…,c] (self), x[…,c] and its statistics.
+    /// `dgamma[c]` and `dbeta[c]` from `dy[…,c]` (self), `x[…,c]` and its statistics.
     pub fn batch_norm_weight_grad(&self, eps: f64, x: &Tensor, stats: [&Tensor; 2]) -> Result<(Tensor, Tensor)> {
         let c = self.last("batch_norm_weight_grad")?;
         x.expect("batch_norm_weight_grad", "x", self, self.dtype, self.shape())?;
@@ -160,7 +160,7 @@ impl Tensor {
         })
     }
 
-    /// Each row of x[…,d] normalised, times gamma[d] plus beta[d]; and mean and 1/√(var + eps) of each row, kept for the gradients.
+    /// Each row of `x[…,d]` normalised, times `gamma[d]` plus `beta[d]`; and mean and 1/√(var + eps) of each row, kept for the gradients.
     pub fn layer_norm(&self, eps: f64, gamma: &Tensor, beta: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
         let d = self.last("layer_norm")?;
         gamma.expect("layer_norm", "gamma", self, self.dtype, &[d])?;
@@ -184,7 +184,7 @@ impl Tensor {
         })
     }
 
-    /// dgamma[d] and dbeta[d] from dy[…,d] (self), x and what [`layer_norm`](Tensor::layer_norm) kept (mean and rstd).
+    /// `dgamma[d]` and `dbeta[d]` from `dy[…,d]` (self), x and what [`layer_norm`](Tensor::layer_norm) kept (mean and rstd).
     pub fn layer_norm_weight_grad(&self, x: &Tensor, stats: [&Tensor; 2]) -> Result<(Tensor, Tensor)> {
         self.expect_layer_norm("layer_norm_weight_grad", x, stats)?;
         let d = self.last("layer_norm_weight_grad")?;
@@ -219,8 +219,8 @@ impl Tensor {
         Tensor::build(&self.device, self.dtype, self.shape(), |b, dx| b.softmax_grad(y.view(), dy.view(), dx))
     }
 
-    /// Of logits[m,v] (self) and classes[m] (an integer type): the loss summed over the rows and the number of rows whose
-    /// largest logit is the class's, both of shape [], and prob[m,v], kept for the gradient.
+    /// Of `logits[m,v]` (self) and `classes[m]` (an integer type): the loss summed over the rows and the number of rows whose
+    /// largest logit is the class's, both of shape `[]`, and `prob[m,v]`, kept for the gradient.
     pub fn cross_entropy(&self, c: CrossEntropy, classes: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
         self.expect("cross_entropy", "logits", self, self.dtype, &[c.m, c.v])?;
         classes.expect("cross_entropy", "classes", self, integer("cross_entropy", "classes", classes)?, &[c.m])?;
@@ -233,7 +233,7 @@ impl Tensor {
         Ok((loss, correct, prob))
     }
 
-    /// dx[m,v] from dy of shape [] (self), and the prob that [`cross_entropy`](Tensor::cross_entropy) kept.
+    /// `dx[m,v]` from dy of shape `[]` (self), and the prob that [`cross_entropy`](Tensor::cross_entropy) kept.
     pub fn cross_entropy_grad(&self, c: CrossEntropy, prob: &Tensor, classes: &Tensor) -> Result<Tensor> {
         self.expect("cross_entropy_grad", "dy", self, prob.dtype, &[])?;
         prob.expect("cross_entropy_grad", "prob", self, self.dtype, &[c.m, c.v])?;
@@ -247,7 +247,7 @@ impl Tensor {
 
     // ---- embedding and dropout ----
 
-    /// The rows of table[v,d] (self) at `ids` of any shape: y[…,d].
+    /// The rows of `table[v,d]` (self) at `ids` of any shape: `y[…,d]`.
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
         let &[_, d] = self.shape() else {
             return Err(Error::shape(format!("embedding: table must be [v, d], got {:?}", self.shape())));
@@ -258,7 +258,7 @@ impl Tensor {
         Tensor::build(&self.device, self.dtype, &shape, |b, y| b.embedding(table.view(), flat.view(), y))
     }
 
-    /// dtable[v,d] from dy[…,d] (self) and the `ids` of the forward pass.
+    /// `dtable[v,d]` from `dy[…,d]` (self) and the `ids` of the forward pass.
     pub fn embedding_grad(&self, v: usize, ids: &Tensor) -> Result<Tensor> {
         let d = self.last("embedding_grad")?;
         let expected = &self.shape()[..self.rank() - 1];
