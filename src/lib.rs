@@ -1,5 +1,6 @@
 //! Pipewright: deep learning with the pipeline built in.
 pub mod autograd;
+pub mod cli;
 pub mod data;
 pub mod error;
 pub mod layers;

@@ -78,6 +78,11 @@ impl Trainer {
         self
     }
 
+    /// The same, for an optimizer that was chosen at run time.
+    pub fn shared_optimizer(self, optimizer: Arc<dyn Optimizer>) -> Trainer {
+        Trainer { optimizer, ..self }
+    }
+
     /// All settings at once.
     pub fn settings(self, settings: Settings) -> Trainer {
         Trainer { settings, ..self }
@@ -242,7 +247,7 @@ impl Run<'_> {
     fn all(&mut self, engine: &mut Engine, train: &Loader, test: Option<&Loader>, sampler: &Sampler) -> Result<bool> {
         let per_epoch = sampler.batches_per_epoch();
         let limits = &self.trainer.limits;
-        let end = limits.steps.map_or(u64::MAX, |s| s).min(limits.epochs * per_epoch);
+        let end = limits.steps.map_or(u64::MAX, |s| s).min(limits.epochs.saturating_mul(per_epoch));
         while engine.next_minibatch() < end {
             let first = engine.next_minibatch();
             let epoch = first / per_epoch;

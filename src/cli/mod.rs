@@ -1,0 +1,47 @@
+//! The command line: one file a command.
+mod plan;
+mod schedule;
+mod train;
+
+use crate::Result;
+use clap::{Parser, Subcommand};
+
+/// Trains deep networks as pipelines: profiles, partitions, proves and runs them, in one process or over MPI ranks.
+#[derive(Parser)]
+#[command(name = "pipewright", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Trains a model; under mpirun, as one of its ranks.
+    Train(Box<train::Args>),
+    /// Profiles a model and prints the plan for a number of stages.
+    Plan(plan::Args),
+    /// Prints the programs of a schedule.
+    Schedule(schedule::Args),
+}
+
+/// Runs the command that the process was started with; gives the exit status.
+pub fn main() -> std::process::ExitCode {
+    let done = match Cli::parse().command {
+        Command::Train(args) => train::run(*args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Schedule(args) => schedule::run(&args),
+    };
+    match done {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints one JSON object on a line of its own.
+fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(value).map_err(|e| crate::Error::config(format!("json: {e}")))?);
+    Ok(())
+}

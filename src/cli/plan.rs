@@ -1,0 +1,88 @@
+//! `pipewright plan`
+use super::print_json;
+use crate::{
+    Result, data,
+    pipeline::{
+        planner::{Link, plan_straight},
+        profile::Profile,
+    },
+    tensor::{DType, Device},
+};
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The model: mlp, lenet or vgg16
+    #[arg(long, default_value = "lenet")]
+    model: String,
+    /// Width of the model's hidden fully connected layers
+    #[arg(long)]
+    width: Option<usize>,
+    /// The data that it is for
+    #[arg(long, default_value = "fashion-mnist")]
+    data: String,
+    /// Stages, one worker each
+    #[arg(long, default_value_t = 4)]
+    stages: usize,
+    /// Samples of a micro-batch
+    #[arg(long, default_value_t = 128)]
+    micro_batch: usize,
+    /// A profile that was saved; without it the model is measured here
+    #[arg(long)]
+    profile: Option<PathBuf>,
+    /// Estimates from operation counts instead of measuring
+    #[arg(long)]
+    deterministic: bool,
+    /// Bytes per second of the links between workers
+    #[arg(long, default_value_t = 5e9)]
+    bandwidth: f64,
+    /// Seconds of latency of the links
+    #[arg(long, default_value_t = 1e-6)]
+    latency: f64,
+    /// Writes the profile here
+    #[arg(long)]
+    save_profile: Option<PathBuf>,
+    /// Prints one JSON object instead of the plan file
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(serde::Serialize)]
+struct Answer {
+    seconds_per_micro_batch: f64,
+    stage_seconds: Vec<f64>,
+    cut_seconds: Vec<f64>,
+    stages: Vec<Vec<String>>,
+}
+
+pub(super) fn run(args: &Args) -> Result<()> {
+    let data = data::by_name(&args.data)?;
+    let graph = super::train::model_for(&args.model, args.width, &data)?.graph;
+    let size = args.micro_batch;
+    let sizes = [size.div_ceil(4), size.div_ceil(2), size];
+    let profile = match &args.profile {
+        Some(path) => Profile::load(path, &graph)?,
+        None if args.deterministic => Profile::estimate(&graph, DType::F32, &sizes)?,
+        None => Profile::measure(&graph, &Device::cpu(1)?, DType::F32, &sizes, 1.0, &mut || Ok(()))?,
+    };
+    if let Some(path) = &args.save_profile {
+        profile.save(path)?;
+    }
+    let link = Link { latency: args.latency, bandwidth: args.bandwidth };
+    let planned = plan_straight(&graph, &profile.at(size)?, link, args.stages, size, DType::F32)?;
+    if args.json {
+        let names = |nodes: &Vec<usize>| nodes.iter().map(|&n| graph.nodes()[n].name.clone()).collect();
+        return print_json(&Answer {
+            seconds_per_micro_batch: planned.bottleneck(),
+            stages: planned.plan.stages().iter().map(|s| names(&s.nodes)).collect(),
+            stage_seconds: planned.stage_seconds,
+            cut_seconds: planned.cut_seconds,
+        });
+    }
+    print!("{}", planned.plan.to_text(&graph));
+    for (s, t) in planned.stage_seconds.iter().enumerate() {
+        println!("# stage {s}: {:.3} ms a micro-batch", t * 1e3);
+    }
+    println!("# in steady state {:.1} samples/s", size as f64 / planned.bottleneck());
+    Ok(())
+}
