@@ -124,7 +124,7 @@ impl<'a> Cx<'a> {
     fn var(&mut self, value: Tensor, path: Path, needs_grad: bool) -> Var {
         match &mut self.tape {
             Some(tape) => tape.var(value, path, needs_grad),
-            None => Var { value, id: 0, tape: 0, path, needs_grad: false, param: None },
+            None => Var { value, id: 0, tape: 0, path, needs_grad: false, param: None, slot: None },
         }
     }
 
@@ -140,6 +140,20 @@ impl<'a> Cx<'a> {
             Some(tape) if p.trainable => tape.param(p.tensor.clone(), p.slot, p.id),
             Some(tape) => Var { param: Some(p.id), ..tape.var(p.tensor.clone(), Path::Const, false) },
             None => self.var(p.tensor.clone(), Path::Const, false),
+        })
+    }
+
+    /// A variable that names parameter `i` of the layer that ran last, to ask for its gradient.
+    pub(super) fn used_param(&self, i: usize) -> Result<Var> {
+        let p = self.scope.params.get(i).ok_or_else(|| Error::graph(format!("there is no parameter {i}")))?;
+        Ok(Var {
+            value: p.tensor.clone(),
+            id: 0,
+            tape: self.serial,
+            path: Path::Param,
+            needs_grad: p.trainable,
+            param: Some(p.id),
+            slot: Some(p.slot),
         })
     }
 

@@ -2,6 +2,7 @@
 //!
 //! A forward pass runs in a [`Cx`]: ops are its methods (`cx.linear(&x, &w, &b)`), each beside its backward pass in `ops`.
 //! [`Tape::backward`] is B; [`Tape::backward_input`] is I and leaves a [`WeightPass`] for W.
+pub mod check;
 mod cx;
 mod op;
 pub mod ops;

@@ -25,6 +25,7 @@ pub struct Var {
     pub(super) path: Path,
     pub(super) needs_grad: bool,
     pub(super) param: Option<usize>,
+    pub(super) slot: Option<usize>,
 }
 
 impl Var {
@@ -36,6 +37,11 @@ impl Var {
     /// The length of each axis.
     pub fn shape(&self) -> &[usize] {
         self.value.shape()
+    }
+
+    /// Where the gradient of this parameter goes.
+    pub(super) fn slot(&self) -> Option<usize> {
+        self.slot
     }
 
     /// The same variable without its data: to name it at the backward pass without holding its memory until then.
@@ -93,13 +99,13 @@ impl Tape {
 
     pub(super) fn var(&mut self, value: Tensor, path: Path, needs_grad: bool) -> Var {
         self.vars += 1;
-        Var { value, id: self.vars - 1, tape: self.serial, path, needs_grad, param: None }
+        Var { value, id: self.vars - 1, tape: self.serial, path, needs_grad, param: None, slot: None }
     }
 
     pub(super) fn param(&mut self, value: Tensor, slot: usize, id: usize) -> Var {
         let var = self.var(value, Path::Param, true);
         self.params.push((var.id, slot));
-        Var { param: Some(id), ..var }
+        Var { param: Some(id), slot: Some(slot), ..var }
     }
 
     pub(super) fn push(&mut self, op: Box<dyn Op>, inputs: &[&Var], outputs: &[Var], path: Path, saved: Saved) {
