@@ -1,11 +1,13 @@
 //! The pipeline: profile, plan, schedule, run.
 pub mod faults;
+mod monitor;
 pub mod plan;
 mod plan_text;
 pub mod planner;
 pub mod profile;
 pub mod schedule;
 pub mod stage;
+pub mod status;
 pub mod transport;
 pub mod weights;
 pub mod worker;

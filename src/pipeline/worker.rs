@@ -4,6 +4,7 @@ use super::{
     plan::Plan,
     schedule::{Direction, Inst, Message, MicroBatch},
     stage::{Forward, Measured, Ports, Stage, Task},
+    status::{Doing, Operation, Status},
     transport::{Channel, Header, Ticket, Transport},
 };
 use crate::{
@@ -91,6 +92,7 @@ pub struct Worker<'t> {
     dtype: DType,
     device: Device,
     transport: &'t mut dyn Transport,
+    status: Status,
     stages: BTreeMap<usize, Stage>,
     inbox: HashMap<Message, Tensor>,
     outbox: HashMap<Message, Tensor>,
@@ -114,6 +116,7 @@ impl<'t> Worker<'t> {
             graph,
             dtype,
             device,
+            status: transport.status().clone(),
             transport,
             stages: stages.into_iter().map(|s| (s.index(), s)).collect(),
             inbox: HashMap::new(),
@@ -184,6 +187,7 @@ impl<'t> Worker<'t> {
     /// Does one instruction.
     pub fn execute(&mut self, inst: Inst, mission: &Mission, feed: &mut dyn Feed) -> Result<()> {
         self.times.instructions += 1;
+        self.status.begin(doing(inst, mission));
         let start = Instant::now();
         let (kind, done) = match inst {
             Inst::F { stage, mb, read } => return self.forward(stage, mb, read, mission, feed),
@@ -315,9 +319,9 @@ impl<'t> Worker<'t> {
         self.transport.wait(ticket).map(|_| ())
     }
 
-    /// Says where an error of `inst` happened.
-    pub fn place(&self, inst: Inst) -> String {
-        format!("rank {}, {}", self.rank(), describe(inst))
+    /// Training goes on to minibatch `number`, for the status page.
+    pub fn note_minibatch(&self, number: u64) {
+        self.status.minibatch(number);
     }
 }
 
@@ -329,29 +333,40 @@ pub fn run(
     feed: &mut dyn Feed,
 ) -> Result<()> {
     for inst in insts {
-        let place = worker.place(inst);
-        worker.execute(inst, mission, feed).context(|| place)?;
+        let result = worker.execute(inst, mission, feed);
+        result.context(|| format!("rank {}, {}", worker.rank(), doing(inst, mission)))?;
     }
     Ok(())
 }
 
-/// An instruction in words: stage, micro-batch and operation.
-fn describe(inst: Inst) -> String {
-    let message = |what: &str, m: Message| {
-        let direction = if m.direction == Direction::Forward { "value" } else { "gradient" };
-        format!("micro-batch {}, {what} the {direction} of edge {}", m.mb, m.edge)
+/// What an instruction is, and for which stage of its worker.
+fn doing(inst: Inst, mission: &Mission) -> Doing {
+    let work = |operation, stage, mb| Doing { operation, stage: Some(stage), mb, ..Doing::default() };
+    let message = |operation, m: Message, receives: bool| {
+        let edge = mission.plan.edges().get(m.edge);
+        // A gradient flows from the edge's end to its beginning.
+        let ends = edge.map(|e| if m.direction == Direction::Forward { (e.from, e.to) } else { (e.to, e.from) });
+        let ends = ends.map(|(from, to)| if receives { (to, from) } else { (from, to) });
+        Doing {
+            operation,
+            stage: ends.map(|e| e.0),
+            mb: Some(m.mb),
+            edge: Some(m.edge),
+            gradient: m.direction == Direction::Backward,
+            peer: ends.and_then(|e| worker_of(mission, e.1).ok()),
+        }
     };
     match inst {
-        Inst::F { stage, mb, .. } => format!("stage {stage}, micro-batch {mb}, forward"),
-        Inst::B { stage, mb } => format!("stage {stage}, micro-batch {mb}, backward"),
-        Inst::I { stage, mb } => format!("stage {stage}, micro-batch {mb}, input gradient"),
-        Inst::W { stage, mb } => format!("stage {stage}, micro-batch {mb}, weight gradient"),
-        Inst::Step { stage, .. } => format!("stage {stage}, step"),
-        Inst::Free { stage, version } => format!("stage {stage}, free version {version}"),
-        Inst::Post(m) => message("post the receive of", m),
-        Inst::Recv(m) => message("receive", m),
-        Inst::Send(m) => message("send", m),
-        Inst::Wait(m) => message("wait for the send of", m),
+        Inst::F { stage, mb, .. } => work(Operation::Forward, stage, Some(mb)),
+        Inst::B { stage, mb } => work(Operation::Backward, stage, Some(mb)),
+        Inst::I { stage, mb } => work(Operation::InputGradient, stage, Some(mb)),
+        Inst::W { stage, mb } => work(Operation::WeightGradient, stage, Some(mb)),
+        Inst::Step { stage, .. } => work(Operation::Step, stage, None),
+        Inst::Free { stage, .. } => work(Operation::Free, stage, None),
+        Inst::Post(m) => message(Operation::Post, m, true),
+        Inst::Recv(m) => message(Operation::Receive, m, true),
+        Inst::Send(m) => message(Operation::Send, m, false),
+        Inst::Wait(m) => message(Operation::Wait, m, false),
     }
 }
 

@@ -156,6 +156,7 @@ impl<'t> Engine<'t> {
             return Err(Error::data(format!("1 to {most} samples expected in a minibatch, got {n}")));
         }
         self.next += 1;
+        self.worker.note_minibatch(minibatch.number);
         let size = self.recipe.settings.micro_batch();
         let mission = self.mission(Mode::Train);
         let rank = self.worker.rank();

@@ -9,6 +9,7 @@ pub mod threads;
 
 use crate::{
     Error, Result,
+    pipeline::status::Status,
     tensor::{Device, Tensor},
 };
 pub use header::Header;
@@ -34,6 +35,8 @@ pub trait Transport: Send {
     fn rank(&self) -> usize;
     /// The number of workers.
     fn size(&self) -> usize;
+    /// This worker's slot on the status page.
+    fn status(&self) -> &Status;
     /// Starts sending a contiguous tensor to `to`; its memory is held until it is on its way.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     Error, Result,
+    pipeline::status::{Doing, Operation, Status},
     tensor::{Device, Tensor},
 };
 use comm::{Comm, Command, Done, Reply};
@@ -43,6 +44,7 @@ pub struct MpiTransport {
     rank: usize,
     size: usize,
     tags: usize,
+    status: Status,
     commands: Sender<Command>,
     replies: Receiver<Reply>,
     next: u64,
@@ -94,7 +96,11 @@ impl MpiTransport {
             )));
         }
         let (open, ended, thread) = (HashSet::new(), HashMap::new(), Some(thread));
-        Ok(Some(MpiTransport { rank, size, tags, commands, replies, next: 0, open, ended, thread }))
+        let ((status, identity), next) = (Status::of_job(&launched.job, rank, size), 0);
+        let mut transport = MpiTransport { rank, size, tags, status, commands, replies, next, open, ended, thread };
+        let all = transport.all_gather(identity.text.as_bytes())?;
+        transport.status = transport.status.shared_by(&identity, &all);
+        Ok(Some(transport))
     }
 
     fn ask(&mut self, command: impl FnOnce(u64) -> Command) -> Result<u64> {
@@ -116,7 +122,7 @@ impl MpiTransport {
                 self.open.remove(&id);
                 return end;
             }
-            let (id, end) = self.replies.recv().map_err(|_| self.gone())?;
+            let (id, end) = self.status.blocked(|| self.replies.recv()).map_err(|_| self.gone())?;
             self.ended.insert(id, end);
         }
     }
@@ -137,6 +143,10 @@ impl Transport for MpiTransport {
 
     fn size(&self) -> usize {
         self.size
+    }
+
+    fn status(&self) -> &Status {
+        &self.status
     }
 
     fn send(&mut self, to: usize, channel: Channel, header: Header, tensor: &Tensor) -> Result<Ticket> {
@@ -175,6 +185,7 @@ impl Transport for MpiTransport {
     }
 
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.status.begin(Doing::only(Operation::Gather));
         let bytes = bytes.to_vec();
         let id = self.ask(|id| Command::Gather { id, bytes })?;
         match self.end_of(id)? {
@@ -184,17 +195,19 @@ impl Transport for MpiTransport {
     }
 
     fn abort(&mut self, error: &Error) {
-        end_job(self.rank, &self.commands, error);
+        end_job(&self.status, &self.commands, error);
     }
 
     fn aborter(&self) -> Aborter {
-        let (rank, commands) = (self.rank, self.commands.clone());
-        Arc::new(move |error| end_job(rank, &commands, error))
+        let (status, commands) = (self.status.clone(), self.commands.clone());
+        Arc::new(move |error| end_job(&status, &commands, error))
     }
 
     fn finish(&mut self) -> Result<()> {
+        self.status.begin(Doing::only(Operation::Finish));
         let id = self.ask(|id| Command::Finish { id })?;
         self.end_of(id)?;
+        self.status.leave();
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(_)) => Err(self.gone()),
             Some(Ok(())) | None => Ok(()),
@@ -211,10 +224,11 @@ impl Drop for MpiTransport {
 }
 
 /// Prints the error, the first of this process only, and ends all ranks.
-fn end_job(rank: usize, commands: &Sender<Command>, error: &Error) {
+fn end_job(status: &Status, commands: &Sender<Command>, error: &Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
+    status.leave();
     if !SAID.swap(true, Relaxed) {
-        eprintln!("pipewright: rank {rank} ends the job: {error}");
+        eprintln!("pipewright: rank {} ends the job: {error}", status.rank());
     }
     ffi::abort_if_owner(1);
     if commands.send(Command::Abort).is_ok() {

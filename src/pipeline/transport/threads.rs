@@ -2,7 +2,11 @@
 use super::{Aborter, Channel, Header, Ticket, Transport, check_length, check_peer, check_send, unknown_ticket};
 use crate::{
     Error, Result,
-    pipeline::faults,
+    pipeline::{
+        faults,
+        monitor::Monitor,
+        status::{Doing, Operation, Status},
+    },
     tensor::{Device, Tensor},
 };
 use std::{
@@ -27,6 +31,7 @@ pub fn world_with(n: usize, options: Options) -> Vec<ThreadTransport> {
     let world = Arc::new(World {
         state: Mutex::new(State { present: vec![true; n], ..State::default() }),
         changed: (0..n).map(|_| Condvar::new()).collect(),
+        statuses: Status::local(n),
         options,
     });
     (0..n)
@@ -45,7 +50,9 @@ pub fn run<T: Send>(
 ) -> Result<Vec<T>> {
     faults::install_panic_hook();
     let transports = world_with(n, options);
-    let Some(world) = transports.first().map(|t| t.world.clone()) else { return Ok(Vec::new()) };
+    let Some(first) = transports.first() else { return Ok(Vec::new()) };
+    let world = first.world.clone();
+    let monitor = Monitor::start(world.statuses.clone(), first.aborter())?;
     let run_one = |mut transport: ThreadTransport| {
         let result = work(&mut transport).and_then(|value| transport.finish().map(|()| value));
         result.inspect_err(|e| transport.abort(e))
@@ -63,6 +70,7 @@ pub fn run<T: Send>(
         };
         threads.into_iter().map(join).collect()
     });
+    drop(monitor);
     let failed = world.lock().failed.take();
     match failed.map(|f| (f.worker.and_then(|rank| results.swap_remove(rank)), f.why)) {
         Some((Some(Err(e)), _)) => Err(e),
@@ -76,6 +84,7 @@ struct World {
     state: Mutex<State>,
     /// One for each worker, so that a message wakes only its receiver.
     changed: Vec<Condvar>,
+    statuses: Vec<Status>,
     options: Options,
 }
 
@@ -153,6 +162,16 @@ impl World {
         rank: usize,
         what: impl Fn() -> String,
         peers: &[usize],
+        ready: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T> {
+        self.statuses[rank].blocked(|| self.sleep_until(rank, what, peers, ready))
+    }
+
+    fn sleep_until<T>(
+        &self,
+        rank: usize,
+        what: impl Fn() -> String,
+        peers: &[usize],
         mut ready: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<T> {
         let mut state = self.lock();
@@ -200,6 +219,10 @@ impl Transport for ThreadTransport {
 
     fn size(&self) -> usize {
         self.world.changed.len()
+    }
+
+    fn status(&self) -> &Status {
+        &self.world.statuses[self.rank]
     }
 
     fn send(&mut self, to: usize, channel: Channel, header: Header, tensor: &Tensor) -> Result<Ticket> {
@@ -265,6 +288,7 @@ impl Transport for ThreadTransport {
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let (size, rank, round) = (self.size(), self.rank, self.gathered);
         self.gathered += 1;
+        self.status().begin(Doing::only(Operation::Gather));
         self.world.lock().gathers.entry(round).or_default().parts.insert(rank, bytes.to_vec());
         self.world.wake_all();
         let others: Vec<usize> = (0..size).filter(|&r| r != rank).collect();
@@ -272,6 +296,7 @@ impl Transport for ThreadTransport {
     }
 
     fn abort(&mut self, error: &Error) {
+        self.status().leave();
         self.world.fail(Some(self.rank), format!("worker {} failed: {error}", self.rank));
     }
 
@@ -286,6 +311,7 @@ impl Transport for ThreadTransport {
             return Err(failure.seen_by(self.rank));
         }
         state.present[self.rank] = false;
+        self.status().leave();
         drop(state);
         self.world.wake_all();
         Ok(())
@@ -317,8 +343,10 @@ impl Drop for ThreadTransport {
     fn drop(&mut self) {
         if self.world.lock().present[self.rank] {
             let why = match faults::last_panic().filter(|_| std::thread::panicking()) {
-                Some(message) => format!("worker {} panicked: {message}", self.rank),
-                None if std::thread::panicking() => format!("worker {} panicked", self.rank),
+                Some(message) => format!("worker {} panicked: {message} (in {})", self.rank, self.status().doing()),
+                None if std::thread::panicking() => {
+                    format!("worker {} panicked (in {})", self.rank, self.status().doing())
+                }
                 None => format!("worker {} left before the end", self.rank),
             };
             self.world.fail(Some(self.rank), why);
