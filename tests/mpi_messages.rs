@@ -5,7 +5,7 @@ mod mpirun;
 use mpirun::mpirun;
 use pipewright::{
     Error, ErrorKind, Result,
-    pipeline::transport::{Channel, Header, Ticket, Transport, launch},
+    pipeline::transport::{Channel, Header, Ticket, Transport, launch, measure_links},
     tensor::{DType, Device, Philox, Tensor},
 };
 
@@ -48,7 +48,8 @@ fn rank() -> Result<()> {
             ring(t)?;
             both_send_first(t)?;
             interleaved(t)?;
-            gathers(t)
+            gathers(t)?;
+            links(t)
         }),
         Some("too long") => launch(1, too_long),
         _ => Ok(()),
@@ -157,6 +158,18 @@ fn gathers(t: &mut dyn Transport) -> Result<()> {
         let all = t.all_gather(&bytes(t.rank()))?;
         assert_eq!(all, (0..t.size()).map(bytes).collect::<Vec<_>>());
     }
+    Ok(())
+}
+
+/// Measured links are those of a real machine, and the same for all.
+fn links(t: &mut dyn Transport) -> Result<()> {
+    let links = measure_links(t)?;
+    for (a, b) in (0..t.size()).flat_map(|a| (0..a).map(move |b| (a, b))) {
+        let link = links.between(a, b).ok_or_else(|| Error::transport("every pair has a link"))?;
+        assert!((1e-8..0.1).contains(&link.latency) && (1e6..1e12).contains(&link.bandwidth), "{link:?}");
+    }
+    let text = format!("{links:?}").into_bytes();
+    assert!(t.all_gather(&text)?.iter().all(|other| *other == text));
     Ok(())
 }
 
