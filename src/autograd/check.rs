@@ -197,7 +197,7 @@ fn weights(output: usize, value: &Tensor) -> Result<Tensor> {
 
 /// The derivative of the weighted outputs as argument `i` moves along `direction`.
 fn difference(run: &Run, args: &[Tensor], i: usize, direction: &[f64]) -> Result<f64> {
-    let mut side = |sign: f64| -> Result<f64> {
+    let side = |sign: f64| -> Result<f64> {
         let mut moved = args.to_vec();
         let values = args[i].to_f64()?.into_iter().zip(direction).map(|(x, d)| x + sign * STEP * d);
         moved[i] = args[i].device().from_f64(values, args[i].shape(), DType::F64)?;
