@@ -5,12 +5,12 @@ use crate::{
     data::{self, Data},
     models::{self, ModelConfig},
     optim::{Adam, Optimizer, Rate, Sgd},
-    pipeline::schedule::Kind,
+    pipeline::{faults, schedule::Kind},
     tensor::DType,
     train::{PlanChoice, Settings, Trainer},
 };
 use serde::Deserialize;
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 /// Every flag is also a key of the TOML file that `--config` names (with `_` for `-`); a flag wins over the file.
 #[derive(clap::Args, Deserialize, Default, Clone, Debug)]
@@ -83,6 +83,9 @@ pub(super) struct Args {
     /// Plans from operation counts instead of the clock, so that a run can be repeated bit for bit
     #[arg(long)]
     deterministic: bool,
+    /// Seconds that a worker waits for others before the job ends and says who waits for whom; 0 for ever [default: 300]
+    #[arg(long)]
+    watchdog: Option<u64>,
     /// The folder of the run: plan, profile, metrics and report
     #[arg(long)]
     out: Option<PathBuf>,
@@ -120,6 +123,7 @@ impl Args {
             workers: self.workers.or(file.workers),
             threads: self.threads.or(file.threads),
             deterministic: self.deterministic || file.deterministic,
+            watchdog: self.watchdog.or(file.watchdog),
             out: self.out.or(file.out),
             json: self.json || file.json,
             quiet: self.quiet || file.quiet,
@@ -189,6 +193,9 @@ pub(super) fn run(args: Args) -> Result<()> {
         return Err(Error::config(format!("until: 0 to 1 expected, got {:?}", args.until.unwrap_or_default())));
     }
     let (settings, optimizer) = (args.settings()?, args.optimizer()?);
+    if let Some(seconds) = args.watchdog {
+        faults::set_watchdog(Duration::from_secs(seconds));
+    }
     let data = data::by_name(args.data.as_deref().unwrap_or("fashion-mnist"))?;
     let model = model_for(args.model.as_deref().unwrap_or("lenet"), args.width, &data)?;
     let epochs = args.epochs.unwrap_or(if args.steps.is_some() { u64::MAX / 2 } else { 1 });
