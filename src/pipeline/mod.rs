@@ -1,4 +1,5 @@
 //! The pipeline: profile, plan, schedule, run.
+pub mod checkpoint;
 pub mod faults;
 mod monitor;
 pub mod plan;
