@@ -10,18 +10,24 @@
 //! worker = 1
 //! nodes = ["flatten1", "linear1", "cross_entropy1"]
 //! ```
+//! or shorter, stage s on worker s, by the first layer of every stage but the first:
+//! ```toml
+//! cuts = ["flatten1"]
+//! ```
 //! The inputs of the graph belong to the first stage and need not be named.
 use super::plan::{Plan, StagePlan};
 use crate::{
-    Error, Result,
-    layers::{Graph, NodeKind},
+    Context, Error, Result,
+    layers::{Graph, NodeId, NodeKind},
 };
 use serde::Deserialize;
+use std::path::Path;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    stage: Vec<Stage>,
+    stage: Option<Vec<Stage>>,
+    cuts: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -34,13 +40,19 @@ struct Stage {
 impl Plan {
     /// The plan as text.
     pub fn to_text(&self, graph: &Graph) -> String {
+        self.to_text_with(graph, &[])
+    }
+
+    /// The plan as text, with the seconds that each stage is predicted to take for a micro-batch, for people to read.
+    pub fn to_text_with(&self, graph: &Graph, stage_seconds: &[f64]) -> String {
         let mut text = String::from("# A plan: the stages in order, each with its worker and its nodes.\n");
-        for stage in self.stages() {
-            let is_layer = |n: &&usize| matches!(graph.nodes()[**n].kind, NodeKind::Layer(_));
-            let names: Vec<String> =
-                stage.nodes.iter().filter(is_layer).map(|&n| format!("{:?}", graph.nodes()[n].name)).collect();
+        for (s, stage) in self.stages().iter().enumerate() {
+            let quoted = |n: &NodeId| toml::Value::String(graph.nodes()[*n].name.clone()).to_string();
+            let names: Vec<String> = stage.nodes.iter().filter(|n| is_layer(graph, **n)).map(quoted).collect();
             let worker = stage.workers.first().copied().unwrap_or(0);
-            text += &format!("\n[[stage]]\nworker = {worker}\nnodes = [{}]\n", names.join(", "));
+            let seconds =
+                stage_seconds.get(s).map_or(String::new(), |t| format!("# {:.3} ms a micro-batch\n", t * 1e3));
+            text += &format!("\n{seconds}[[stage]]\nworker = {worker}\nnodes = [{}]\n", names.join(", "));
         }
         text
     }
@@ -48,47 +60,88 @@ impl Plan {
     /// Reads what [`to_text`](Plan::to_text) wrote, or a person did.
     ///
     /// # Errors
-    /// If it is not of that form (with line and column), names a node that the graph does not have, or is no plan for it.
+    /// If it is not of one of the forms (with line and column), names a node that the graph does not have, names one twice or
+    /// not at all, or is no plan for it.
     pub fn from_text(graph: &Graph, text: &str) -> Result<Plan> {
         let file: File = toml::from_str(text).map_err(|e| Error::plan(format!("not a plan: {e}")))?;
-        let mut stages = Vec::new();
-        for (s, stage) in file.stage.iter().enumerate() {
-            let find = |name: &String| graph.find(name).ok_or_else(|| unknown(graph, s, name));
-            let mut nodes = stage.nodes.iter().map(find).collect::<Result<Vec<_>>>()?;
-            if s == 0 {
-                let inputs = (0..graph.nodes().len()).filter(|&n| !matches!(graph.nodes()[n].kind, NodeKind::Layer(_)));
-                let unnamed: Vec<usize> = inputs.filter(|n| !nodes.contains(n)).collect();
-                nodes.extend(unnamed);
-            }
-            stages.push(StagePlan { nodes, workers: vec![stage.worker] });
+        match (file.stage, file.cuts) {
+            (Some(stages), None) => from_stages(graph, &stages),
+            (None, Some(cuts)) => from_cuts(graph, &cuts),
+            _ => Err(Error::plan("not a plan: either [[stage]] entries or a list of `cuts` expected")),
         }
-        let mut workers: Vec<usize> = file.stage.iter().map(|s| s.worker).collect();
-        workers.sort_unstable();
-        if workers.iter().enumerate().any(|(i, &w)| i != w) {
-            return Err(Error::plan(format!(
-                "the stages must lie on workers 0 to {}, one each, got {workers:?}",
-                workers.len().saturating_sub(1)
-            )));
-        }
-        Plan::new(graph, stages)
+    }
+
+    /// Reads a plan from a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or as [`from_text`](Plan::from_text) says, with the file's name.
+    pub fn load(graph: &Graph, path: &Path) -> Result<Plan> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        Plan::from_text(graph, &text).context(|| path.display().to_string())
     }
 }
 
-fn unknown(graph: &Graph, stage: usize, name: &str) -> Error {
-    let distance = |other: &str| {
-        // Edit distance, row by row.
-        let other: Vec<char> = other.chars().collect();
-        let mut row: Vec<usize> = (0..=other.len()).collect();
-        for (i, a) in name.chars().enumerate() {
-            let mut before = std::mem::replace(&mut row[0], i + 1);
-            for (j, &b) in other.iter().enumerate() {
-                let best = (before + usize::from(a != b)).min(row[j] + 1).min(row[j + 1] + 1);
-                before = std::mem::replace(&mut row[j + 1], best);
-            }
+fn from_stages(graph: &Graph, listed: &[Stage]) -> Result<Plan> {
+    let mut stages = Vec::new();
+    for (s, stage) in listed.iter().enumerate() {
+        let find = |name: &String| graph.find(name).ok_or_else(|| unknown(graph, &format!("stage {s} names"), name));
+        let mut nodes = stage.nodes.iter().map(find).collect::<Result<Vec<_>>>()?;
+        if s == 0 {
+            let unnamed: Vec<NodeId> =
+                (0..graph.nodes().len()).filter(|n| !is_layer(graph, *n) && !nodes.contains(n)).collect();
+            nodes.extend(unnamed);
         }
-        row[other.len()]
-    };
-    let nearest = graph.nodes().iter().map(|n| &n.name).min_by_key(|n| distance(n));
-    let hint = nearest.map_or(String::new(), |n| format!("; did you mean {n:?}?"));
-    Error::plan(format!("stage {stage} names {name:?}, which the model does not have{hint}"))
+        stages.push(StagePlan { nodes, workers: vec![stage.worker] });
+    }
+    let mut workers: Vec<usize> = listed.iter().map(|s| s.worker).collect();
+    workers.sort_unstable();
+    if workers.iter().enumerate().any(|(i, &w)| i != w) {
+        return Err(Error::plan(format!(
+            "the stages must lie on workers 0 to {}, one each, got {workers:?}",
+            workers.len().saturating_sub(1)
+        )));
+    }
+    Plan::new(graph, stages)
+}
+
+fn from_cuts(graph: &Graph, names: &[String]) -> Result<Plan> {
+    let mut cuts: Vec<NodeId> = Vec::new();
+    for name in names {
+        let cut = graph.find(name).ok_or_else(|| unknown(graph, "a cut before", name))?;
+        if !is_layer(graph, cut) {
+            return Err(Error::plan(format!("a cut before {name:?}, which is an input; a layer expected")));
+        }
+        if let Some(&last) = cuts.last().filter(|&&last| last >= cut) {
+            let last = &graph.nodes()[last].name;
+            return Err(Error::plan(format!("a cut before {name:?} after one before {last:?}: not the model's order")));
+        }
+        cuts.push(cut);
+    }
+    Plan::straight(graph, &cuts)
+}
+
+fn is_layer(graph: &Graph, node: NodeId) -> bool {
+    matches!(graph.nodes()[node].kind, NodeKind::Layer(_))
+}
+
+/// Says that the model has no node `name`, and which one it resembles, if any.
+fn unknown(graph: &Graph, what: &str, name: &str) -> Error {
+    let layers = (0..graph.nodes().len()).filter(|&n| is_layer(graph, n)).map(|n| graph.nodes()[n].name.as_str());
+    let nearest = layers.map(|n| (edits(name, n), n)).min().filter(|(edits, n)| *edits <= n.len() / 2);
+    let hint = nearest.map_or(String::new(), |(_, n)| format!("; did you mean {n:?}?"));
+    Error::plan(format!("{what} {name:?}, which the model does not have{hint}"))
+}
+
+/// The edit distance of two words, row by row.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, a) in a.chars().enumerate() {
+        let mut before = std::mem::replace(&mut row[0], i + 1);
+        for (j, &b) in b.iter().enumerate() {
+            let best = (before + usize::from(a != b)).min(row[j] + 1).min(row[j + 1] + 1);
+            before = std::mem::replace(&mut row[j + 1], best);
+        }
+    }
+    row[b.len()]
 }

@@ -6,7 +6,7 @@ use crate::{
     tensor::{DType, Device, Philox, Tensor},
 };
 use serde::{Deserialize, Serialize};
-use std::{path::Path, time::Instant};
+use std::{collections::HashSet, path::Path, time::Instant};
 
 /// The cost of one node for one micro-batch. Times in seconds, sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -59,6 +59,9 @@ pub struct Profile {
 const REPEATS: usize = 5;
 /// Seconds after which a slow node is not repeated.
 const BUDGET: f64 = 0.3;
+
+/// More seconds than any node takes.
+const LONGEST: f64 = 1e6;
 
 /// The speed assumed where nothing may be measured: a core of today. Only ratios matter for the plan.
 const FLOPS: f64 = 1e11;
@@ -239,17 +242,14 @@ impl Profile {
             return Err(Error::plan(format!("crowding must be 1 or more, got {}", self.crowding)));
         }
         for sample in &self.samples {
-            if !sample.nodes.iter().map(|c| &c.node).eq(graph.nodes().iter().map(|n| &n.name)) {
-                return Err(Error::plan(format!(
-                    "the nodes at micro-batch {} are not those of the model",
-                    sample.micro_batch
-                )));
-            }
+            let place = || format!("micro-batch {}", sample.micro_batch);
+            check_nodes(&sample.nodes, graph).context(place)?;
             for c in &sample.nodes {
-                if let Some(t) =
-                    [c.forward, c.input_grad, c.weight_grad].iter().find(|t| !(t.is_finite() && **t >= 0.0))
-                {
-                    return Err(Error::plan(format!("node {:?}: a time of {t} s", c.node)));
+                let times = [("forward", c.forward), ("input_grad", c.input_grad), ("weight_grad", c.weight_grad)];
+                if let Some((what, t)) = times.iter().find(|(_, t)| !(0.0..=LONGEST).contains(t)) {
+                    let node = &c.node;
+                    return Err(Error::plan(format!("node {node:?}: {what} of {t} s; 0 to {LONGEST} expected"))
+                        .context(place()));
                 }
             }
         }
@@ -261,6 +261,29 @@ impl Profile {
         let text = serde_json::to_string_pretty(self).map_err(|e| Error::plan(format!("profile: {e}")))?;
         std::fs::write(path, text).map_err(|e| Error::io(path, e))
     }
+}
+
+/// The nodes must be those of the graph, in its order.
+fn check_nodes(nodes: &[NodeCost], graph: &Graph) -> Result<()> {
+    let mut costs = HashSet::new();
+    for c in nodes {
+        if graph.find(&c.node).is_none() {
+            return Err(Error::plan(format!("node {:?} is not in the model", c.node)));
+        }
+        if !costs.insert(&c.node) {
+            return Err(Error::plan(format!("node {:?} stands there twice", c.node)));
+        }
+    }
+    for (at, node) in graph.nodes().iter().enumerate() {
+        if !costs.contains(&node.name) {
+            return Err(Error::plan(format!("node {:?} of the model is missing", node.name)));
+        }
+        if nodes[at].node != node.name {
+            let (want, got) = (&node.name, &nodes[at].node);
+            return Err(Error::plan(format!("node {want:?} expected at place {at}, got {got:?}: another order")));
+        }
+    }
+    Ok(())
 }
 
 /// One node set up to be run alone.
