@@ -38,7 +38,7 @@ pub fn mpirun(n: usize, case: &str, env: &[(&str, &str)]) -> Option<Job> {
         // Several ranks on the cores of one machine: what scripts/mpi-env.sh sets, for Open MPI.
         .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
         .envs([("OMPI_MCA_rmaps_base_oversubscribe", "1"), ("OMPI_MCA_mpi_yield_when_idle", "1")])
-        .envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader")])
+        .envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader"), ("OMPI_MCA_plm", "isolated")])
         .env(CASE, case)
         .envs(env.iter().copied())
         .output()

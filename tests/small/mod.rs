@@ -7,7 +7,10 @@ use pipewright::{
     pipeline::{
         plan::Plan,
         schedule::Kind,
-        transport::threads::{self, Options},
+        transport::{
+            Transport,
+            threads::{self, Options},
+        },
     },
     tensor::{DType, Device, Philox, Tensor},
     train::{Engine, Minibatch, Recipe, Settings, StepLoss},
@@ -51,26 +54,35 @@ pub fn sgd() -> Sgd {
 
 /// Trains on minibatches of the given sizes on threads, draining where `drains` says.
 pub fn train(recipe: &Recipe, plan: &Plan, sizes: &[usize], drains: &[usize], options: Options) -> Result<Outcome> {
-    let results = threads::run(plan.workers(), options, |t| {
-        let device = Device::cpu(1)?;
-        let mut engine = Engine::new(recipe.clone(), plan.clone(), device.clone(), t)?;
-        for (i, &n) in sizes.iter().enumerate() {
-            let mut m = minibatch(i as u64, n, recipe.settings.dtype, &device)?;
-            if !engine.reads_data() {
-                m.batch = None;
-            }
-            engine.train(m)?;
-            if drains.contains(&i) {
-                engine.drain()?;
-            }
+    let outcomes = threads::run(plan.workers(), options, |t| train_on(t, recipe, plan, sizes, drains))?;
+    assert!(outcomes.windows(2).all(|o| o[0] == o[1]), "every worker sees the same");
+    Ok(outcomes[0].clone())
+}
+
+/// One worker's side of [`train`].
+pub fn train_on(
+    t: &mut dyn Transport,
+    recipe: &Recipe,
+    plan: &Plan,
+    sizes: &[usize],
+    drains: &[usize],
+) -> Result<Outcome> {
+    let device = Device::cpu(1)?;
+    let mut engine = Engine::new(recipe.clone(), plan.clone(), device.clone(), t)?;
+    for (i, &n) in sizes.iter().enumerate() {
+        let mut m = minibatch(i as u64, n, recipe.settings.dtype, &device)?;
+        if !engine.reads_data() {
+            m.batch = None;
         }
-        engine.drain()?;
-        let sha = engine.weights_sha256()?;
-        let versions: Vec<usize> = engine.worker().stages().map(|s| s.most_versions()).collect();
-        Ok((engine.take_losses(), sha, versions))
-    })?;
-    let losses = results.iter().find(|r| !r.0.is_empty()).map(|r| r.0.clone()).unwrap_or_default();
-    let sha = results[0].1.clone();
-    assert!(results.iter().all(|r| r.1 == sha), "every worker sees the same hash");
-    Ok(Outcome { losses, sha, versions: results.into_iter().flat_map(|r| r.2).collect() })
+        engine.train(m)?;
+        if drains.contains(&i) {
+            engine.drain()?;
+        }
+    }
+    engine.drain()?;
+    let losses = engine.take_losses();
+    let losses = engine.gather(&losses)?.into_iter().find(|l| !l.is_empty()).unwrap_or_default();
+    let versions: Vec<usize> = engine.worker().stages().map(|s| s.most_versions()).collect();
+    let versions = engine.gather(&versions)?.concat();
+    Ok(Outcome { losses, sha: engine.weights_sha256()?, versions })
 }

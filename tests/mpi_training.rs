@@ -1,0 +1,70 @@
+//! Ranks over MPI train as threads do, which train as one worker does: the same losses and weights, bit for bit.
+#![cfg(feature = "mpi")]
+mod demanding;
+mod mpirun;
+mod small;
+
+use demanding::model;
+use mpirun::mpirun;
+use pipewright::{
+    Result,
+    pipeline::{
+        schedule::Kind,
+        transport::{launch, threads::Options},
+    },
+    train::Recipe,
+};
+use small::*;
+
+/// Ragged, and fewer micro-batches than workers.
+const SIZES: &[usize] = &[12, 12, 7, 12, 2, 7, 12, 12];
+/// A drain in the middle, which is where asynchronous schedules differ.
+const DRAINS: &[usize] = &[2];
+const CUTS: &[&[&str]] = &[&[], &["conv2d2"], &["relu1", "linear2"], &["relu1", "add1", "linear1"]];
+
+fn recipe_of(kind: Kind) -> Result<Recipe> {
+    Ok(recipe(model()?, sgd(), kind, 12, 4))
+}
+
+/// What a rank prints of its outcome, exact to the bit.
+fn in_words(o: &Outcome) -> String {
+    let losses: Vec<String> = o.losses.iter().map(|l| format!("{}:{:016x}", l.minibatch, l.loss.to_bits())).collect();
+    format!("outcome {} {} {:?}", losses.join(" "), o.sha, o.versions)
+}
+
+#[test]
+fn ranks_train_as_threads_do() -> Result<()> {
+    for kind in [Kind::GPipe, Kind::OneFOneB, Kind::PipeDream, Kind::PipeDreamVertical] {
+        for (at, cuts) in CUTS.iter().enumerate() {
+            let plan = cut(&model()?, cuts)?;
+            let expected = in_words(&train(&recipe_of(kind)?, &plan, SIZES, DRAINS, Options::default())?);
+            for synchronous in ["0", "1"] {
+                let env = [("PIPEWRIGHT_MPI_SYNCHRONOUS", synchronous)];
+                let Some(job) = mpirun(plan.workers(), &format!("{kind} {at}"), &env) else { return Ok(()) };
+                assert!(job.success, "{kind} cut before {cuts:?}: {}", job.text);
+                assert!(
+                    job.text.contains(&expected),
+                    "{kind} cut before {cuts:?}: {expected} expected in {}",
+                    job.text
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "a rank of the other test"]
+fn rank() -> Result<()> {
+    let Some(case) = mpirun::case() else { return Ok(()) };
+    let (kind, at) = case.split_once(' ').expect("a schedule and the number of a partition");
+    let (recipe, at): (Recipe, usize) = (recipe_of(kind.parse()?)?, at.parse().expect("a number"));
+    let plan = cut(&recipe.graph, CUTS[at])?;
+    launch(1, |t| {
+        let outcome = train_on(t, &recipe, &plan, SIZES, DRAINS)?;
+        if t.rank() == 0 {
+            println!("{}", in_words(&outcome));
+        }
+        Ok(())
+    })
+}
