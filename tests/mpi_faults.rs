@@ -63,7 +63,11 @@ impl Layer for Faulty {
             eprintln!("fault at {}s", now().as_secs_f64());
             match self.fault {
                 Fault::Killed => drop(signal("-KILL")),
-                Fault::Stopped => drop(signal("-STOP")),
+                Fault::Stopped => {
+                    drop(signal("-STOP"));
+                    // It takes effect when the system next looks at this process.
+                    std::thread::sleep(Duration::from_secs(1));
+                }
                 Fault::Panic => panic!("a bug in a layer"),
                 Fault::Io => return Err(Error::io("/data/7", std::io::Error::other("the disk is full"))),
                 Fault::Exit => std::process::exit(3),
