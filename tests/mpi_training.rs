@@ -41,7 +41,7 @@ fn ranks_train_as_threads_do() -> Result<()> {
             for synchronous in ["0", "1"] {
                 let env = [("PIPEWRIGHT_MPI_SYNCHRONOUS", synchronous)];
                 let Some(job) = mpirun(plan.workers(), &format!("{kind} {at}"), &env) else { return Ok(()) };
-                assert!(job.success, "{kind} cut before {cuts:?}: {}", job.text);
+                assert!(job.success, "{kind} cut before {cuts:?}, {:?}: {}", job.took, job.text);
                 assert!(
                     job.text.contains(&expected),
                     "{kind} cut before {cuts:?}: {expected} expected in {}",
