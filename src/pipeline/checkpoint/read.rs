@@ -148,7 +148,8 @@ fn expect_hash(path: &Path, listed: &Written, got: &str) -> Result<()> {
 }
 
 impl StageFile {
-    fn open(path: PathBuf, listed: Written) -> Result<(StageFile, HashMap<String, TensorInfo>)> {
+    /// The file and its tensors, in their order there, so that every rank complains of the same one.
+    fn open(path: PathBuf, listed: Written) -> Result<(StageFile, Vec<(String, TensorInfo)>)> {
         let not = |why: String| Error::checkpoint(format!("{}: not a safetensors file: {why}", path.display()));
         let io = |e| Error::io(&path, e);
         let mut file = File::open(&path).map_err(io)?;
@@ -170,7 +171,8 @@ impl StageFile {
         }
         let updates = head.metadata().as_ref().and_then(|m| m.get(UPDATES)?.parse().ok());
         let updates = updates.ok_or_else(|| not(format!("its metadata has no number {UPDATES:?}")))?;
-        let tensors = head.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
+        let with_info = |name: String| head.info(&name).cloned().map(|info| (name, info));
+        let tensors = head.offset_keys().into_iter().filter_map(with_info).collect();
         Ok((StageFile { path, listed, start: 8 + length, updates, checked: OnceLock::new() }, tensors))
     }
 
