@@ -5,6 +5,9 @@
 //! time. Nothing runs unverified.
 //!
 //! A new schedule is one file that makes its programs, and one variant of [`Kind`].
+pub mod simulate;
+pub use simulate::simulate;
+
 mod gpipe;
 mod kind;
 pub mod lower;
