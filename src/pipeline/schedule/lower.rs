@@ -13,8 +13,12 @@ use super::{Direction, Inst, MicroBatch, Program, Programs, Wiring};
 use crate::{Context, Error, Result, pipeline::schedule::Message};
 use std::collections::{HashMap, VecDeque};
 
-/// Repeats that are enough to see what a period looks like in the middle of many.
-const SAMPLE: usize = 8;
+/// Repeats that are enough to see what a period looks like in the middle of many: its beginning and its end differ for as many
+/// repeats as there are stages between the ends of an edge, or micro-batches in flight.
+fn sample_size(wiring: &Wiring) -> usize {
+    4 * (wiring.stages.len() + 1)
+}
+
 /// The most instructions that a program may have if it must be written out in full.
 const LONGEST: usize = 1 << 26;
 
@@ -28,7 +32,7 @@ pub fn lower(programs: &Programs, wiring: &Wiring) -> Result<Programs> {
 }
 
 fn lower_worker(program: &Program, place: &Place) -> Result<Program> {
-    let sampled = program.repeats.min(SAMPLE);
+    let sampled = program.repeats.min(sample_size(place.wiring));
     let sample = Program { repeats: sampled, ..program.clone() };
     if let Some(lowered) = fold(program, &place.segments(&sample)?) {
         return Ok(Program { repeats: lowered.repeats + (program.repeats - sampled), ..lowered });
@@ -58,7 +62,8 @@ fn fold(program: &Program, segments: &[Vec<Inst>]) -> Option<Program> {
             start = end;
         }
     }
-    if repeats.len() == SAMPLE && program.repeats > SAMPLE && !(best.contains(&3) && best.contains(&4)) {
+    let middle = repeats.len() / 2;
+    if program.repeats > repeats.len() && !(best.contains(&(middle - 1)) && best.contains(&middle)) {
         return None;
     }
     // What follows the period is written as if it were not repeated, which must not take its numbers below 0.
@@ -178,5 +183,27 @@ impl Place<'_> {
             last.then.extend(rest.into_iter().map(Inst::Wait));
         }
         Ok(around)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::schedule::{Kind, make};
+
+    /// What an asynchronous run starts with: its end is not known, so it must not be written out.
+    #[test]
+    fn endless_programs_stay_short() -> Result<()> {
+        for kind in [Kind::PipeDream, Kind::PipeDreamVertical, Kind::PipeDreamNoStash] {
+            for workers in 2..=16 {
+                let mut wiring = Wiring::straight(workers);
+                wiring.edges.push(super::super::Link { from: 0, to: workers - 1, grad: true });
+                let lowered = lower(&make(kind, workers, 1 << 40)?, &wiring)?;
+                let longest =
+                    lowered.workers.iter().map(|p| p.prologue.len() + p.period.len() + p.epilogue.len()).max();
+                assert!(longest < Some(5000), "{kind} on {workers}: {longest:?} instructions");
+            }
+        }
+        Ok(())
     }
 }
