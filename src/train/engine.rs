@@ -125,6 +125,7 @@ impl<'t> Engine<'t> {
         let plain = if train { schedule::make(kind, workers, n)? } else { schedule::evaluate(workers, n)? };
         let wiring = self.plan.wiring(train);
         let lowered = Arc::new(schedule::lower(&plain, &wiring)?);
+        schedule::verify(&lowered, &wiring)?;
         self.programs.insert((train, n), lowered.clone());
         Ok(lowered)
     }

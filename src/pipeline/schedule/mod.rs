@@ -1,13 +1,10 @@
 //! Schedules: which worker does what, in which order, as instruction programs.
 //!
 //! p workers (r = 0…p−1), m micro-batches. A schedule is made as compute instructions (`F B I W Step Free`) by
-//! [`make`](fn@make), [`lower`](fn@lower) adds the communication, `verify` proves the result safe, `simulate` predicts its
-//! time. Nothing runs unverified.
+//! [`make`](fn@make), [`lower`](fn@lower) adds the communication, [`verify`](fn@verify) proves the result safe,
+//! [`simulate`](fn@simulate) predicts its time. Nothing runs unverified.
 //!
 //! A new schedule is one file that makes its programs, and one variant of [`Kind`].
-pub mod simulate;
-pub use simulate::simulate;
-
 mod gpipe;
 mod kind;
 pub mod lower;
@@ -15,10 +12,16 @@ mod one_f_one_b;
 mod pipedream;
 mod program;
 mod sequential;
+pub mod simulate;
+mod token;
+pub mod verify;
 
 pub use kind::{Kind, evaluate, make};
 pub use lower::lower;
 pub use program::Stream;
+pub use simulate::simulate;
+pub use token::Unexpected;
+pub use verify::verify;
 
 /// A micro-batch, numbered from 0 since the pipeline was last empty.
 pub type MicroBatch = usize;
