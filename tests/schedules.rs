@@ -171,3 +171,79 @@ fn a_run_may_start_before_its_end_is_known() {
         Some(Inst::F { read: Read::Current, .. })
     ));
 }
+
+/// The rule that the programs break once `change` was made to worker 1's instructions.
+fn broken(kind: Kind, change: impl Fn(&mut Vec<Inst>)) -> String {
+    let wiring = Wiring::straight(3);
+    let mut programs = lowered(kind, &wiring, 4);
+    let mut insts: Vec<Inst> = programs.stream(1).collect();
+    change(&mut insts);
+    programs.workers[1] = Program::once(insts);
+    verify(&programs, &wiring).unwrap_err().to_string()
+}
+
+#[test]
+fn each_rule_broken_by_hand_is_named() {
+    let inst = |text: &str| text.parse::<Inst>().unwrap();
+    let at =
+        |insts: &[Inst], text: &str| insts.iter().position(|&i| i == inst(text)).unwrap_or_else(|| panic!("{text}"));
+    let swap = |a: &'static str, b: &'static str| {
+        move |insts: &mut Vec<Inst>| {
+            let (a, b) = (at(insts, a), at(insts, b));
+            insts.swap(a, b);
+        }
+    };
+    let replace = |a: &'static str, b: &'static str| move |insts: &mut Vec<Inst>| *at_mut(insts, inst(a)) = inst(b);
+    let drop = |a: &'static str| move |insts: &mut Vec<Inst>| insts.retain(|&i| i != inst(a));
+    let f1b = Kind::OneFOneB;
+    let cases = [
+        (broken(f1b, replace("1B2", "2B2")), "place", "stage 2 is on worker 2"),
+        (broken(f1b, replace("1F2", "1F1")), "once", "done before"),
+        (broken(f1b, swap("1F2", "R0>2")), "order", "was not received"),
+        (broken(f1b, swap("1F2", "S1>2")), "order", "not made before"),
+        (broken(f1b, drop("P0>1")), "message", "was not posted before"),
+        (broken(f1b, drop("W1>1")), "message", "never waited for"),
+        (broken(f1b, drop("S1>1")), "message", "no send of it"),
+        (broken(f1b, drop("1B3")), "order", "not made before"),
+        (broken(Kind::GPipe, swap("P1<1", "P1<2")), "channel", "is posted"),
+        (broken(f1b, swap("1U", "1B3")), "step", "are done"),
+        (broken(Kind::PipeDream, drop("1U")), "step", "belongs to update"),
+        (broken(Kind::PipeDreamVertical, replace("1F3@1", "1F3@0")), "version", "version 0 is not held"),
+        (broken(Kind::PipeDreamVertical, drop("1D1")), "version", "never freed"),
+    ];
+    for (error, rule, what) in cases {
+        assert!(error.contains(&format!("rule {rule} broken: worker")), "{rule}: {error}");
+        assert!(error.contains(what), "{what}: {error}");
+    }
+}
+
+fn at_mut(insts: &mut [Inst], inst: Inst) -> &mut Inst {
+    insts.iter_mut().find(|i| **i == inst).unwrap_or_else(|| panic!("no {inst}"))
+}
+
+#[test]
+fn workers_that_wait_for_each_other_are_named() {
+    let wiring = Wiring::straight(2);
+    let programs = |first: &str, second: &str| {
+        let program = |text: &str| Program::once(text.split(' ').map(|i| i.parse().unwrap()).collect());
+        Programs { workers: vec![program(first), program(second)], ..make(Kind::OneFOneB, 2, 1).unwrap() }
+    };
+    // The first worker posts its receive only when its send is done, which is when the second one has posted.
+    let good = programs("0F0 S0>0 P0<0 R0<0 0B0 0U W0>0", "P0>0 R0>0 1F0 1B0 S0<0 1U W0<0");
+    verify(&good, &wiring).unwrap();
+    // With a rendezvous, neither wait ends: each post stands behind the other.
+    let wiring =
+        Wiring { edges: vec![Link { from: 0, to: 1, grad: true }, Link { from: 0, to: 1, grad: false }], ..wiring };
+    let bad = programs("0F0 S0>0 W0>0 S1>0 W1>0 P0<0 R0<0 0B0 0U", "P1>0 R1>0 P0>0 R0>0 1F0 1B0 S0<0 1U W0<0");
+    let error = verify(&bad, &wiring).unwrap_err().to_string();
+    assert!(error.contains("rule deadlock broken: worker 0, instruction 2, W0>0: with rendezvous sends"), "{error}");
+    assert!(error.contains("worker 1, instruction 1, R1>0, waits for worker 0"), "{error}");
+}
+
+#[test]
+fn proving_is_linear() {
+    let start = Instant::now();
+    verified(Kind::OneFOneB, 64, 1024);
+    println!("64 workers, 1024 micro-batches: {:?}", start.elapsed());
+    assert!(start.elapsed().as_secs() < 20);
+}
