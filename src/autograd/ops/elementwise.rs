@@ -1,4 +1,4 @@
-//! Functions of each element, sums, and moves.
+//! Functions of each element, of one value or of two that are broadcast.
 use crate::{
     Result,
     autograd::{Cx, Mask, Op, Saved, Sink, Var},
@@ -8,23 +8,57 @@ use crate::{
     },
 };
 
+/// Saved: x or y, as [`Unary::saves_result`] says; nothing where the slope is constant.
 struct UnaryOp(Unary);
 
 impl Op for UnaryOp {
     fn name(&self) -> &'static str {
-        "unary"
+        match self.0 {
+            Unary::Neg => "neg",
+            Unary::Exp => "exp",
+            Unary::Log => "log",
+            Unary::Sqrt => "sqrt",
+            Unary::Recip => "recip",
+            Unary::Square => "square",
+            Unary::Abs => "abs",
+            Unary::Relu => "relu",
+            Unary::Gelu => "gelu",
+            Unary::Tanh => "tanh",
+            Unary::Sigmoid => "sigmoid",
+            Unary::Affine { .. } => "affine",
+        }
     }
     fn backward(&self, saved: &mut Saved, dy: &[Option<Tensor>], _: Mask, dx: &mut Sink) -> Result<()> {
         let Some(dy) = &dy[0] else { return Ok(()) };
-        dx.put(0, dy.unary_grad(self.0, saved.get(0)?)?)
+        let g = match slope(self.0) {
+            Some(slope) => dy.affine(slope, 0.0)?,
+            None => dy.unary_grad(self.0, saved.get(0)?)?,
+        };
+        dx.put(0, g)
     }
 }
 
+/// The derivative, where it is the same everywhere.
+fn slope(op: Unary) -> Option<f64> {
+    match op {
+        Unary::Neg => Some(-1.0),
+        Unary::Affine { scale, .. } => Some(scale),
+        _ => None,
+    }
+}
+
+/// The function, and the shapes of both operands. Saved: a, b.
 struct BinaryOp(Binary, [Vec<usize>; 2]);
 
 impl Op for BinaryOp {
     fn name(&self) -> &'static str {
-        "binary"
+        match self.0 {
+            Binary::Add => "add",
+            Binary::Sub => "sub",
+            Binary::Mul => "mul",
+            Binary::Div => "div",
+            Binary::Max => "maximum",
+        }
     }
     fn backward(&self, saved: &mut Saved, dy: &[Option<Tensor>], wrt: Mask, dx: &mut Sink) -> Result<()> {
         let Some(dy) = &dy[0] else { return Ok(()) };
@@ -65,24 +99,13 @@ fn larger(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     ones.unary_grad(Unary::Relu, &d)
 }
 
-struct Sum(Vec<usize>);
-
-impl Op for Sum {
-    fn name(&self) -> &'static str {
-        "sum"
-    }
-    fn backward(&self, _: &mut Saved, dy: &[Option<Tensor>], _: Mask, dx: &mut Sink) -> Result<()> {
-        let Some(dy) = &dy[0] else { return Ok(()) };
-        dx.put(0, dy.broadcast_to(&self.0)?.contiguous()?)
-    }
-}
-
 impl Cx<'_> {
     /// `op` of every element.
     pub fn unary(&mut self, op: Unary, x: &Var) -> Result<Var> {
         let y = x.value().unary(op)?;
         let saved = if op.saves_result() { y.clone() } else { x.value().clone() };
-        self.record(UnaryOp(op), &[x], vec![y], &[(&saved, Mask::only(0))])?.one()
+        let need = if slope(op).is_some() { Mask::NONE } else { Mask::only(0) };
+        self.record(UnaryOp(op), &[x], vec![y], &[(&saved, need)])?.one()
     }
 
     /// `op(a, b)`, broadcast.
@@ -103,9 +126,69 @@ impl Cx<'_> {
         self.binary(Binary::Add, a, b)
     }
 
+    /// `a − b`, broadcast.
+    pub fn sub(&mut self, a: &Var, b: &Var) -> Result<Var> {
+        self.binary(Binary::Sub, a, b)
+    }
+
     /// `a·b`, elementwise and broadcast.
     pub fn mul(&mut self, a: &Var, b: &Var) -> Result<Var> {
         self.binary(Binary::Mul, a, b)
+    }
+
+    /// `a/b`, elementwise and broadcast.
+    pub fn div(&mut self, a: &Var, b: &Var) -> Result<Var> {
+        self.binary(Binary::Div, a, b)
+    }
+
+    /// max(a, b), elementwise and broadcast; where they are equal, b gets the gradient.
+    pub fn maximum(&mut self, a: &Var, b: &Var) -> Result<Var> {
+        self.binary(Binary::Max, a, b)
+    }
+
+    /// `scale·x + shift`.
+    pub fn affine(&mut self, x: &Var, scale: f64, shift: f64) -> Result<Var> {
+        self.unary(Unary::Affine { scale, shift }, x)
+    }
+
+    /// `scale·x`.
+    pub fn scale(&mut self, x: &Var, scale: f64) -> Result<Var> {
+        self.affine(x, scale, 0.0)
+    }
+
+    /// −x.
+    pub fn neg(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Neg, x)
+    }
+
+    /// eˣ.
+    pub fn exp(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Exp, x)
+    }
+
+    /// ln x.
+    pub fn log(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Log, x)
+    }
+
+    /// √x.
+    pub fn sqrt(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Sqrt, x)
+    }
+
+    /// 1/x.
+    pub fn recip(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Recip, x)
+    }
+
+    /// x².
+    pub fn square(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Square, x)
+    }
+
+    /// |x|.
+    pub fn abs(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Abs, x)
     }
 
     /// max(x, 0).
@@ -113,9 +196,18 @@ impl Cx<'_> {
         self.unary(Unary::Relu, x)
     }
 
-    /// The sum of all elements, as a scalar of shape [].
-    pub fn sum(&mut self, x: &Var) -> Result<Var> {
-        let y = x.value().sum()?;
-        self.record(Sum(x.shape().to_vec()), &[x], vec![y], &[])?.one()
+    /// x·Φ(x), with the exact error function.
+    pub fn gelu(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Gelu, x)
+    }
+
+    /// tanh x.
+    pub fn tanh(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Tanh, x)
+    }
+
+    /// 1/(1 + e⁻ˣ).
+    pub fn sigmoid(&mut self, x: &Var) -> Result<Var> {
+        self.unary(Unary::Sigmoid, x)
     }
 }

@@ -35,7 +35,34 @@ impl Op for Linear {
     }
 }
 
+/// Saved: a, b.
+struct MatMul;
+
+impl Op for MatMul {
+    fn name(&self) -> &'static str {
+        "matmul"
+    }
+
+    fn backward(&self, saved: &mut Saved, dy: &[Option<Tensor>], wrt: Mask, dx: &mut Sink) -> Result<()> {
+        let Some(dy) = &dy[0] else { return Ok(()) };
+        if wrt.has(0) {
+            dx.put(0, dy.gemm(false, saved.get(1)?, true, None)?)?; // da[…,m,k] = dy[…,m,n] b[…,k,n]ᵀ
+        }
+        if wrt.has(1) {
+            dx.put(1, saved.get(0)?.gemm(true, dy, false, None)?)?; // db[…,k,n] = a[…,m,k]ᵀ dy[…,m,n]
+        }
+        Ok(())
+    }
+}
+
 impl Cx<'_> {
+    /// The matrix product of `a[m,k]` and `b[k,n]`, or of two stacks `a[…,m,k]` and `b[…,k,n]` with equal leading axes.
+    pub fn matmul(&mut self, a: &Var, b: &Var) -> Result<Var> {
+        let y = a.value().matmul(b.value())?;
+        let save = [(a.value(), Mask::only(1)), (b.value(), Mask::only(0))];
+        self.record(MatMul, &[a, b], vec![y], &save)?.one()
+    }
+
     /// `y[…,o] = x[…,i] · w[o,i]ᵀ (+ b[o])`.
     pub fn linear(&mut self, x: &Var, w: &Var, b: Option<&Var>) -> Result<Var> {
         let (n, i) = (x.value().rank(), x.shape().last().copied().unwrap_or(0));

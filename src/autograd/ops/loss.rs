@@ -1,4 +1,4 @@
-//! Softmax and losses.
+//! Losses.
 use crate::{
     Error, Result,
     autograd::{Cx, Mask, Op, Outputs, Saved, Sink, Var},
@@ -7,18 +7,6 @@ use crate::{
         backend::{CrossEntropy, Unary},
     },
 };
-
-struct Softmax;
-
-impl Op for Softmax {
-    fn name(&self) -> &'static str {
-        "softmax"
-    }
-    fn backward(&self, saved: &mut Saved, dy: &[Option<Tensor>], _: Mask, dx: &mut Sink) -> Result<()> {
-        let Some(dy) = &dy[0] else { return Ok(()) };
-        dx.put(0, dy.softmax_grad(saved.get(0)?)?)
-    }
-}
 
 /// Saved: prob[m,v], classes[m].
 struct CrossEntropyOp(CrossEntropy, Vec<usize>);
@@ -54,12 +42,6 @@ impl Op for SquaredError {
 }
 
 impl Cx<'_> {
-    /// The softmax of each row of x[…,d].
-    pub fn softmax(&mut self, x: &Var) -> Result<Var> {
-        let y = x.value().softmax()?;
-        self.record(Softmax, &[x], vec![y.clone()], &[(&y, Mask::only(0))])?.one()
-    }
-
     /// Of logits[…,v] and classes[…]: the loss summed over the rows, and how many rows were right; both of shape [].
     pub fn cross_entropy(
         &mut self,

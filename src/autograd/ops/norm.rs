@@ -1,4 +1,4 @@
-//! Normalisation. The sums that W hands out are what I needs too: whichever runs first keeps them.
+//! Normalisation.
 use crate::{
     Result,
     autograd::{Cx, Mask, Op, Saved, Sink, Var},
@@ -9,7 +9,7 @@ const X: usize = 0;
 const GAMMA: usize = 1;
 const BETA: usize = 2;
 
-/// Saved: x, mean, var, gamma.
+/// Saved: x, mean, var, gamma. The sums that W hands out are what I needs too: I keeps them for W, which then needs nothing else.
 struct BatchNorm {
     eps: f64,
 }
@@ -55,7 +55,8 @@ impl Op for FixedNorm {
         let Some(dy) = &dy[0] else { return Ok(()) };
         if wrt.has(X) {
             // (dy − 0)/√(var + eps)·gamma + 0
-            let zero = saved.get(1)?.affine(0.0, 0.0)?;
+            let mean = saved.get(1)?;
+            let zero = Tensor::zeros(mean.shape(), mean.dtype(), mean.device())?;
             dx.put(X, dy.batch_norm(self.eps, [&zero, saved.get(2)?], saved.get(3)?, &zero)?)?;
         }
         if wrt.has(GAMMA) || wrt.has(BETA) {
@@ -104,8 +105,8 @@ impl Cx<'_> {
     pub fn batch_norm(&mut self, eps: f64, x: &Var, gamma: &Var, beta: &Var) -> Result<(Var, Tensor, Tensor)> {
         let (mean, var) = x.value().batch_stats()?;
         let y = x.value().batch_norm(eps, [&mean, &var], gamma.value(), beta.value())?;
-        let all = Mask::ALL;
-        let save = [(x.value(), all), (&mean, all), (&var, all), (gamma.value(), Mask::only(X))];
+        let first = if x.needs_grad() { Mask::only(X) } else { Mask::ALL };
+        let save = [(x.value(), first), (&mean, first), (&var, first), (gamma.value(), Mask::only(X))];
         let y = self.record(BatchNorm { eps }, &[x, gamma, beta], vec![y], &save)?.one()?;
         Ok((y, mean, var))
     }

@@ -51,6 +51,39 @@ impl Op for Concat {
     }
 }
 
+/// The shape of x, the axis, and where the cut begins.
+struct Slice(Vec<usize>, usize, usize);
+
+impl Op for Slice {
+    fn name(&self) -> &'static str {
+        "slice"
+    }
+    fn backward(&self, _: &mut Saved, dy: &[Option<Tensor>], _: Mask, dx: &mut Sink) -> Result<()> {
+        let Some(dy) = &dy[0] else { return Ok(()) };
+        let Slice(shape, axis, start) = self;
+        let zeros = |len: usize| {
+            let mut part = shape.clone();
+            part[*axis] = len;
+            Tensor::zeros(&part, dy.dtype(), dy.device())
+        };
+        let end = start + dy.shape()[*axis];
+        dx.put(0, Tensor::concat(&[zeros(*start)?, dy.clone(), zeros(shape[*axis] - end)?], *axis)?)
+    }
+}
+
+/// The shape of x.
+struct Broadcast(Vec<usize>);
+
+impl Op for Broadcast {
+    fn name(&self) -> &'static str {
+        "broadcast"
+    }
+    fn backward(&self, _: &mut Saved, dy: &[Option<Tensor>], _: Mask, dx: &mut Sink) -> Result<()> {
+        let Some(dy) = &dy[0] else { return Ok(()) };
+        dx.put(0, dy.sum_to(&self.0)?)
+    }
+}
+
 /// The shape of x, the axis, and the lengths of the parts.
 struct Split(Vec<usize>, usize, Vec<usize>);
 
@@ -88,6 +121,18 @@ impl Cx<'_> {
         self.record(Permute(back), &[x], vec![y], &[])?.one()
     }
 
+    /// The elements `start..start + len` along `axis`.
+    pub fn slice(&mut self, x: &Var, axis: usize, start: usize, len: usize) -> Result<Var> {
+        let y = x.value().slice(axis, start, len)?.contiguous()?;
+        self.record(Slice(x.shape().to_vec(), axis, start), &[x], vec![y], &[])?.one()
+    }
+
+    /// Repeated along axes of length 1 and new leading axes, up to `shape`.
+    pub fn broadcast_to(&mut self, x: &Var, shape: &[usize]) -> Result<Var> {
+        let y = x.value().broadcast_to(shape)?.contiguous()?;
+        self.record(Broadcast(x.shape().to_vec()), &[x], vec![y], &[])?.one()
+    }
+
     /// Joins any number of values along `axis`.
     pub fn concat(&mut self, parts: &[Var], axis: usize) -> Result<Var> {
         if parts.len() > Mask::MAX {
@@ -103,7 +148,8 @@ impl Cx<'_> {
 
     /// Cuts `x` along `axis` into parts of the given lengths: an op with several outputs.
     pub fn split(&mut self, x: &Var, axis: usize, lengths: &[usize]) -> Result<Vec<Var>> {
-        if x.shape().get(axis) != Some(&lengths.iter().sum()) {
+        let whole = lengths.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
+        if x.shape().get(axis) != Some(&whole) {
             return Err(Error::shape(format!("split: axis {axis} of {:?} into {lengths:?}", x.shape())));
         }
         let (mut start, mut parts) = (0, Vec::new());
