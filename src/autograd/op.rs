@@ -14,14 +14,14 @@ impl Mask {
     /// The largest number of inputs of an op.
     pub const MAX: usize = 64;
 
-    /// Input `i` alone.
+    /// Input `i` alone; nothing beyond [`MAX`](Mask::MAX).
     pub const fn only(i: usize) -> Mask {
-        Mask(1 << i)
+        Mask(if i < Mask::MAX { 1 << i } else { 0 })
     }
 
     /// Whether input `i` is in it.
     pub const fn has(self, i: usize) -> bool {
-        self.0 >> i & 1 == 1
+        !self.and(Mask::only(i)).is_empty()
     }
 
     /// The inputs in both.
@@ -153,16 +153,23 @@ impl Saved {
 /// Where an op's backward pass puts the gradients of its inputs.
 pub struct Sink<'a> {
     pub(super) inputs: &'a [VarId],
+    pub(super) wrt: Mask,
     pub(super) grads: &'a mut [Option<Tensor>],
 }
 
 impl Sink<'_> {
     /// Adds `g` to the gradient of input `i`.
+    ///
+    /// # Errors
+    /// If that gradient was not asked for: the work was wasted, and would count twice where B is split into I and W.
     pub fn put(&mut self, i: usize, g: Tensor) -> Result<()> {
         let id = self
             .inputs
             .get(i)
             .ok_or_else(|| Error::graph(format!("gradient of input {i} of {}", self.inputs.len())))?;
+        if !self.wrt.has(i) {
+            return Err(Error::graph(format!("the gradient of input {i} was not asked for: test `wrt.has({i})` first")));
+        }
         fold(&mut self.grads[*id], g)
     }
 }

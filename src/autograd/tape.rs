@@ -1,6 +1,7 @@
 //! The tape: what a forward pass recorded, consumed by its backward pass.
 use super::op::{Mask, Op, Saved, Sink, fold};
 use crate::{Context, Error, Result, tensor::Tensor};
+use std::collections::HashSet;
 
 pub(super) type VarId = usize;
 
@@ -76,7 +77,7 @@ impl Node {
     }
 
     fn backward(&mut self, dy: &[Option<Tensor>], wrt: Mask, grads: &mut [Option<Tensor>]) -> Result<()> {
-        let mut sink = Sink { inputs: &self.ids, grads };
+        let mut sink = Sink { inputs: &self.ids, wrt, grads };
         let done = self.op.backward(&mut self.saved, dy, wrt, &mut sink);
         self.saved.release(wrt);
         done.context(|| format!("backward of {}", self.op.name()))
@@ -121,9 +122,8 @@ impl Tape {
 
     /// Bytes of the tensors kept for the backward pass, parameters left out and shared memory counted once.
     pub fn saved_bytes(&self) -> usize {
-        let params: Vec<usize> =
-            self.nodes.iter().flat_map(|n| n.saved.params()).map(|(_, t)| t.storage_id()).collect();
-        saved_bytes(self.nodes.iter().map(|n| &n.saved), &params)
+        let params = self.stashed().map(|(_, t)| t.storage_id()).collect();
+        saved_bytes(self.nodes.iter().map(|n| &n.saved), params)
     }
 
     /// The parameters (by the ids that the context was given) whose memory the tape holds: a stashed version.
@@ -181,16 +181,14 @@ impl Tape {
                 later.push((node, dy, param));
             }
         }
-        let weights = WeightPass { later, of_params, params: self.params, grads: Vec::new() };
-        let is_weight = |id: VarId| weights.owns(id);
+        // What came for parameters, and for values made of them only, is the business of W.
         let mut for_weights = vec![None; grads.len()];
-        for (id, g) in grads.iter_mut().enumerate() {
-            if g.is_some() && is_weight(id) {
-                for_weights[id] = g.take();
-            }
+        let made = of_params.iter().flat_map(|n: &Node| &n.outputs);
+        for &id in self.params.iter().map(|(id, _)| id).chain(made) {
+            for_weights[id] = grads[id].take();
         }
         let inputs = InputGrads { serial: self.serial, grads };
-        Ok((inputs, WeightPass { grads: for_weights, ..weights }))
+        Ok((inputs, WeightPass { later, of_params, params: self.params, grads: for_weights }))
     }
 }
 
@@ -216,14 +214,9 @@ pub struct WeightPass {
 }
 
 impl WeightPass {
-    /// Whether the gradient of `id` is needed here: a parameter, or made of parameters only.
-    fn owns(&self, id: VarId) -> bool {
-        self.params.iter().any(|&(v, _)| v == id) || self.of_params.iter().any(|n| n.outputs.contains(&id))
-    }
-
     /// Bytes of the tensors kept for it.
     pub fn saved_bytes(&self) -> usize {
-        saved_bytes(self.later.iter().map(|(n, ..)| &n.saved), &[])
+        saved_bytes(self.later.iter().map(|(n, ..)| &n.saved), HashSet::new())
     }
 
     /// Computes the parameters' gradients and adds them to `out`.
@@ -246,16 +239,9 @@ impl WeightPass {
     }
 }
 
-fn saved_bytes<'a>(saved: impl Iterator<Item = &'a Saved>, seen: &[usize]) -> usize {
-    let mut seen = seen.to_vec();
-    let mut bytes = 0;
-    for t in saved.flat_map(Saved::tensors) {
-        if !seen.contains(&t.storage_id()) {
-            seen.push(t.storage_id());
-            bytes += t.byte_len();
-        }
-    }
-    bytes
+/// Bytes of the tensors, each memory once and without those in `seen`.
+fn saved_bytes<'a>(saved: impl Iterator<Item = &'a Saved>, mut seen: HashSet<usize>) -> usize {
+    saved.flat_map(Saved::tensors).filter(|t| seen.insert(t.storage_id())).map(Tensor::byte_len).sum()
 }
 
 /// Gradients of parameters, by the slot that the context was given for each use.

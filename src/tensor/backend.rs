@@ -216,8 +216,8 @@ pub struct Pool2d {
 }
 
 fn out_size(n: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Option<usize> {
-    let span = dilation * (kernel.checked_sub(1)?) + 1;
-    Some((n + 2 * padding).checked_sub(span)? / stride + 1)
+    let span = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
+    Some(padding.checked_mul(2)?.checked_add(n)?.checked_sub(span)? / stride + 1)
 }
 
 impl Conv2d {
@@ -268,7 +268,7 @@ impl Pool2d {
     /// Output height and width, or why there is none.
     pub fn out(&self) -> Result<[usize; 2]> {
         let positive = [self.stride, self.kernel].iter().flatten().all(|&v| v > 0);
-        let padded = (0..2).all(|i| self.padding[i] * 2 <= self.kernel[i]);
+        let padded = (0..2).all(|i| self.padding[i] <= self.kernel[i] / 2);
         let o = |i: usize| out_size(self.hw[i], self.kernel[i], self.stride[i], self.padding[i], 1);
         match (positive && padded, o(0), o(1)) {
             (true, Some(h), Some(w)) => Ok([h, w]),

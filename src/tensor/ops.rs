@@ -2,7 +2,7 @@
 use super::{
     DType, Device, InOut, Tensor, View,
     backend::{Binary, Gemm, Reduce, Unary},
-    same_device, shape,
+    checked_len, same_device, shape,
 };
 use crate::{Error, Result};
 
@@ -12,7 +12,8 @@ impl Tensor {
     /// The same elements in another shape; one length may be given as `usize::MAX` and is worked out. A copy only if the
     /// tensor is not contiguous.
     pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
-        let known: usize = shape.iter().filter(|&&n| n != usize::MAX).product();
+        let known: Vec<usize> = shape.iter().copied().filter(|&n| n != usize::MAX).collect();
+        let known = checked_len(&known)?;
         let shape: Vec<usize> = shape
             .iter()
             .map(|&n| if n == usize::MAX { self.len().checked_div(known).unwrap_or(0) } else { n })

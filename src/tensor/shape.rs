@@ -54,12 +54,13 @@ impl Layout {
 
     /// The same elements under another shape; the layout must be contiguous.
     pub(crate) fn reshape(&self, shape: &[usize]) -> Result<Layout> {
-        if shape.iter().product::<usize>() != self.len() {
+        let len = shape.iter().try_fold(1usize, |len, &n| len.checked_mul(n));
+        if len != Some(self.len()) {
+            let len = len.map_or("too many".to_string(), |len| len.to_string());
             return Err(Error::shape(format!(
-                "reshape: {:?} has {} elements, {shape:?} has {}",
+                "reshape: {:?} has {} elements, {shape:?} has {len}",
                 self.shape,
-                self.len(),
-                shape.iter().product::<usize>()
+                self.len()
             )));
         }
         Ok(Layout { shape: shape.to_vec(), strides: row_major(shape), offset: self.offset })
@@ -145,9 +146,10 @@ impl Iterator for Positions<'_> {
 }
 
 fn row_major(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
+    let mut strides = vec![1usize; shape.len()];
     for i in (1..shape.len()).rev() {
-        strides[i - 1] = strides[i] * shape[i];
+        // Only a shape without elements can be too long for its strides.
+        strides[i - 1] = strides[i].saturating_mul(shape[i]);
     }
     strides
 }
