@@ -168,7 +168,9 @@ impl Sink<'_> {
             .get(i)
             .ok_or_else(|| Error::graph(format!("gradient of input {i} of {}", self.inputs.len())))?;
         if !self.wrt.has(i) {
-            return Err(Error::graph(format!("the gradient of input {i} was not asked for: test `wrt.has({i})` first")));
+            return Err(Error::graph(format!(
+                "the gradient of input {i} was not asked for: test `wrt.has({i})` first"
+            )));
         }
         fold(&mut self.grads[*id], g)
     }

@@ -3,7 +3,6 @@ use super::{Example, Layer, single};
 use crate::{
     Result,
     autograd::{Cx, Outputs, Var},
-    tensor::backend::Unary,
 };
 
 /// `y = max(x, 0)`.
@@ -18,7 +17,7 @@ impl Layer for Relu {
         Ok(cx.relu(single(x)?)?.into())
     }
     fn examples() -> Vec<Example> {
-        vec![Example::new("plain", Relu, &[&[2, 3]])]
+        vec![Example::new("plain", Relu, &[&[2, 3]]), Example::new("images", Relu, &[&[2, 3, 5, 1]])]
     }
 }
 
@@ -31,7 +30,7 @@ impl Layer for Gelu {
         "gelu"
     }
     fn forward(&self, cx: &mut Cx, x: &[Var]) -> Result<Outputs> {
-        Ok(cx.unary(Unary::Gelu, single(x)?)?.into())
+        Ok(cx.gelu(single(x)?)?.into())
     }
     fn examples() -> Vec<Example> {
         vec![Example::new("plain", Gelu, &[&[3, 4]])]
@@ -47,7 +46,7 @@ impl Layer for Tanh {
         "tanh"
     }
     fn forward(&self, cx: &mut Cx, x: &[Var]) -> Result<Outputs> {
-        Ok(cx.unary(Unary::Tanh, single(x)?)?.into())
+        Ok(cx.tanh(single(x)?)?.into())
     }
     fn examples() -> Vec<Example> {
         vec![Example::new("plain", Tanh, &[&[3, 4]])]
@@ -63,7 +62,7 @@ impl Layer for Sigmoid {
         "sigmoid"
     }
     fn forward(&self, cx: &mut Cx, x: &[Var]) -> Result<Outputs> {
-        Ok(cx.unary(Unary::Sigmoid, single(x)?)?.into())
+        Ok(cx.sigmoid(single(x)?)?.into())
     }
     fn examples() -> Vec<Example> {
         vec![Example::new("plain", Sigmoid, &[&[3, 4]])]

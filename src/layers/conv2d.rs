@@ -1,5 +1,5 @@
 //! The two-dimensional convolution.
-use super::{Example, Init, Layer, ParamSpec, image, single};
+use super::{Example, Init, Layer, ParamSpec, image, positive, single};
 use crate::{
     Error, Result,
     autograd::{Cx, Outputs, Var},
@@ -71,7 +71,7 @@ impl Layer for Conv2d {
     fn params(&self) -> Vec<ParamSpec> {
         let [kh, kw] = self.kernel;
         let ci = self.ci / self.groups.max(1);
-        let init = Init::fan_in(kh * kw * ci);
+        let init = Init::fan_in(kh.saturating_mul(kw).saturating_mul(ci));
         let mut p = vec![ParamSpec::new("weight", &[kh, kw, ci, self.co], init).frozen(self.frozen)];
         if self.bias {
             p.push(ParamSpec::new("bias", &[self.co], init).frozen(self.frozen));
@@ -81,6 +81,7 @@ impl Layer for Conv2d {
 
     fn forward(&self, cx: &mut Cx, x: &[Var]) -> Result<Outputs> {
         let x = single(x)?;
+        positive("conv2d", &[("input channels", self.ci), ("output channels", self.co)])?;
         let [n, h, w, c] = image(x)?;
         if c != self.ci {
             return Err(Error::shape(format!("conv2d: {} channels expected, got x{:?}", self.ci, x.shape())));

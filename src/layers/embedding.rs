@@ -1,5 +1,5 @@
 //! Look-up of token vectors.
-use super::{Example, Init, Layer, ParamSpec, single};
+use super::{Example, Init, Layer, ParamSpec, positive, single};
 use crate::{
     Result,
     autograd::{Cx, Outputs, Var},
@@ -10,12 +10,18 @@ use crate::{
 pub struct Embedding {
     vocabulary: usize,
     features: usize,
+    frozen: bool,
 }
 
 impl Embedding {
     /// For ids below `vocabulary`, vectors of `features` numbers; they start as standard normal.
     pub fn new(vocabulary: usize, features: usize) -> Embedding {
-        Embedding { vocabulary, features }
+        Embedding { vocabulary, features, frozen: false }
+    }
+
+    /// Its vectors are not learned.
+    pub fn frozen(self) -> Embedding {
+        Embedding { frozen: true, ..self }
     }
 }
 
@@ -25,15 +31,20 @@ impl Layer for Embedding {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        vec![ParamSpec::new("weight", &[self.vocabulary, self.features], Init::Normal { std: 1.0 })]
+        let shape = [self.vocabulary, self.features];
+        vec![ParamSpec::new("weight", &shape, Init::Normal { std: 1.0 }).frozen(self.frozen)]
     }
 
     fn forward(&self, cx: &mut Cx, x: &[Var]) -> Result<Outputs> {
+        positive("embedding", &[("vocabulary", self.vocabulary), ("features", self.features)])?;
         let table = cx.param(0)?;
         Ok(cx.embedding(&table, single(x)?)?.into())
     }
 
     fn examples() -> Vec<Example> {
-        vec![Example::new("sequence", Embedding::new(5, 3), &[]).ids(&[2, 4], 5)]
+        vec![
+            Example::new("sequence", Embedding::new(5, 3), &[]).ids(&[2, 4], 5),
+            Example::new("one id a sample", Embedding::new(1, 2), &[]).ids(&[3], 1),
+        ]
     }
 }

@@ -89,6 +89,8 @@ pub struct Graph {
     ordinals: HashMap<&'static str, usize>,
     loss: Option<NodeId>,
     total: Option<NodeId>,
+    /// What is wrong with an input: told by the next call that can.
+    fault: Option<String>,
 }
 
 /// Samples in the shapes that are worked out when the graph is built: two, so that batch statistics exist.
@@ -101,7 +103,7 @@ impl Graph {
     }
 
     /// A floating-point field of the data set: `shape` per sample; axis 0 is added for the samples. Asking again for a field
-    /// gives the same value.
+    /// gives the same value; asking for another shape, or by the name of another node, is an error of the next `add`.
     pub fn input(&mut self, field: &str, shape: impl AsRef<[usize]>) -> Value {
         self.source(field, None, shape.as_ref())
     }
@@ -118,7 +120,16 @@ impl Graph {
 
     fn source(&mut self, field: &str, dtype: Option<DType>, shape: &[usize]) -> Value {
         if let Some(&node) = self.names.get(field) {
+            let before = &self.nodes[node];
+            let same = |o: &Output| o.dtype == dtype && o.shape[1..] == *shape;
+            if !(matches!(before.kind, NodeKind::Input) && before.outputs.iter().all(same)) {
+                let fault = format!("the name {field:?} is taken: an input of shape {shape:?} cannot have it");
+                self.fault.get_or_insert(fault);
+            }
             return Value { node, output: 0 };
+        }
+        if let Err(e) = check_name(field) {
+            self.fault.get_or_insert(e.message().to_string());
         }
         let output = Output { dtype, shape: [&[PROBE], shape].concat(), needs_grad: false, readers: Vec::new() };
         self.push(field, NodeKind::Input, vec![output])
@@ -171,23 +182,13 @@ impl Graph {
         name: Option<&str>,
         tied: Option<NodeId>,
     ) -> Result<Value> {
-        let name = match name {
-            Some(name) => name.to_string(),
-            None => {
-                let n = self.ordinals.entry(layer.kind()).or_insert(0);
-                *n += 1;
-                format!("{}{n}", layer.kind())
-            }
-        };
+        self.check_inputs()?;
+        let name = name.map_or_else(|| self.ordinal_name(layer.kind()), str::to_string);
         let place = || format!("node {name:?}");
         if self.names.contains_key(&name) {
             return Err(Error::graph(format!("the name {name:?} is taken")));
         }
-        if name.is_empty() || name.contains(['.', ' ', '"', '\n']) {
-            return Err(Error::graph(format!(
-                "a node's name is not empty and holds no dot, blank or quote, got {name:?}"
-            )));
-        }
+        check_name(&name)?;
         if let Some(v) = inputs.iter().find(|v| self.nodes.get(v.node).is_none_or(|n| v.output >= n.outputs.len())) {
             return Err(
                 Error::graph(format!("there is no output {} of node {} here", v.output, v.node)).context(place())
@@ -215,6 +216,22 @@ impl Graph {
             }
         }
         Ok(value)
+    }
+
+    fn check_inputs(&self) -> Result<()> {
+        self.fault.as_ref().map_or(Ok(()), |fault| Err(Error::graph(fault.clone())))
+    }
+
+    /// The kind with the next ordinal that no node was named by hand.
+    fn ordinal_name(&mut self, kind: &'static str) -> String {
+        let n = self.ordinals.entry(kind).or_insert(0);
+        loop {
+            *n += 1;
+            let name = format!("{kind}{n}");
+            if !self.names.contains_key(&name) {
+                return name;
+            }
+        }
     }
 
     fn tied_params(&self, node: NodeId, specs: &[ParamSpec]) -> Result<Vec<ParamId>> {
@@ -256,6 +273,13 @@ impl Graph {
             x.push(cx.input(Tensor::zeros(&from.shape, from.dtype.unwrap_or(float), &meta)?, false));
         }
         let outputs = layer.forward(&mut cx, &x)?.all();
+        let per_sample = |y: &crate::autograd::Var| y.shape().first().is_some_and(|n| n.is_multiple_of(PROBE));
+        if let Some(y) = outputs.iter().find(|y| layer.loss().is_none() && !per_sample(y)) {
+            return Err(Error::shape(format!(
+                "axis 0 of every output must be samples × a fixed number; {PROBE} samples gave the shape {:?}",
+                y.shape()
+            )));
+        }
         let output = |y: &crate::autograd::Var| {
             let dtype = Some(y.value().dtype()).filter(|d| !d.is_float());
             Output { dtype, shape: y.shape().to_vec(), needs_grad: needs_grad && dtype.is_none(), readers: Vec::new() }
@@ -279,6 +303,7 @@ impl Graph {
     /// # Errors
     /// If the node is no loss, or another loss was set before.
     pub fn with_loss(mut self, loss: Value) -> Result<Graph> {
+        self.check_inputs()?;
         let name = |g: &Graph, n: NodeId| g.nodes.get(n).map_or("?".to_string(), |n| n.name.clone());
         if self.loss(loss.node).is_none() {
             return Err(Error::graph(format!("node {:?} is no loss", name(&self, loss.node))));
@@ -372,6 +397,13 @@ impl Graph {
         let spec = &self.nodes[node].state[i];
         Init::Constant(spec.start).make(0, &spec.name, &spec.shape, dtype, device)
     }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.contains(['.', ' ', '"', '\n']) {
+        return Err(Error::graph(format!("a name is not empty and holds no dot, blank or quote, got {name:?}")));
+    }
+    Ok(())
 }
 
 /// Layers one after the other: sugar for [`Graph::chain`]. The graph keeps them apart, so that it can be cut between them.

@@ -1,5 +1,5 @@
 //! The fully connected layer.
-use super::{Example, Init, Layer, ParamSpec, single};
+use super::{Example, Init, Layer, ParamSpec, positive, single};
 use crate::{
     Result,
     autograd::{Cx, Outputs, Var},
@@ -46,6 +46,7 @@ impl Layer for Linear {
     }
 
     fn forward(&self, cx: &mut Cx, x: &[Var]) -> Result<Outputs> {
+        positive("linear", &[("inputs", self.inputs), ("outputs", self.outputs)])?;
         let w = cx.param(0)?;
         let b = if self.bias { Some(cx.param(1)?) } else { None };
         Ok(cx.linear(single(x)?, &w, b.as_ref())?.into())

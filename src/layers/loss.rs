@@ -58,6 +58,8 @@ impl Layer for CrossEntropy {
         vec![
             Example::new("plain", CrossEntropy::new(), &[&[3, 4]]).ids(&[3], 4),
             Example::new("smoothed", CrossEntropy::new().smoothing(0.1), &[&[3, 4]]).ids(&[3], 4),
+            Example::new("smoothed, one class ignored", CrossEntropy::new().smoothing(0.2).ignore(0), &[&[5, 3]])
+                .ids(&[5], 3),
             Example::new("sequence, one class ignored", CrossEntropy::new().ignore(2), &[&[2, 5, 3]]).ids(&[2, 5], 3),
         ]
     }

@@ -182,6 +182,14 @@ pub fn single(x: &[Var]) -> Result<&Var> {
     }
 }
 
+/// An error unless every one of a layer's settings is 1 or more.
+pub(crate) fn positive(kind: &str, settings: &[(&str, usize)]) -> Result<()> {
+    match settings.iter().find(|(_, value)| *value == 0) {
+        Some((name, _)) => Err(Error::config(format!("{kind}: {name} must be 1 or more, got 0"))),
+        None => Ok(()),
+    }
+}
+
 /// The sizes [n,h,w,c] of an image.
 ///
 /// # Errors

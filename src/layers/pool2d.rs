@@ -64,6 +64,7 @@ impl Layer for MaxPool2d {
         vec![
             Example::new("2×2", MaxPool2d::new(2), &[&[2, 4, 4, 3]]),
             Example::new("overlapping, padded, odd", MaxPool2d::new(3).stride(2).padding(1), &[&[1, 5, 6, 2]]),
+            Example::new("gaps, a rest", MaxPool2d::new(2).stride(3), &[&[2, 6, 7, 1]]),
         ]
     }
 }
@@ -103,6 +104,7 @@ impl Layer for AvgPool2d {
         vec![
             Example::new("2×2", AvgPool2d::new(2), &[&[2, 4, 4, 3]]),
             Example::new("overlapping, padded, odd", AvgPool2d::new(3).stride(2).padding(1), &[&[1, 5, 6, 2]]),
+            Example::new("gaps, a rest", AvgPool2d::new(2).stride(3), &[&[2, 6, 7, 1]]),
         ]
     }
 }

@@ -44,15 +44,16 @@ impl Layer for Reshape {
     fn forward(&self, cx: &mut Cx, x: &[Var]) -> Result<Outputs> {
         let x = single(x)?;
         let (&n, rest) = x.shape().split_first().ok_or_else(|| Error::shape("reshape: one axis or more expected"))?;
-        let (have, want) = (rest.iter().product::<usize>(), self.shape.iter().product::<usize>());
-        if want == 0 || have % want != 0 {
+        let have = rest.iter().product::<usize>();
+        let want = self.shape.iter().try_fold(1usize, |want, &n| want.checked_mul(n));
+        let Some(parts) = want.filter(|&want| want > 0 && have.is_multiple_of(want)).map(|want| have / want) else {
             return Err(Error::shape(format!(
                 "reshape: x{:?} cannot be cut into parts of {:?}",
                 x.shape(),
                 self.shape
             )));
-        }
-        Ok(cx.reshape(x, &[&[n * (have / want)], &self.shape[..]].concat())?.into())
+        };
+        Ok(cx.reshape(x, &[&[n * parts], &self.shape[..]].concat())?.into())
     }
     fn examples() -> Vec<Example> {
         vec![
