@@ -4,7 +4,6 @@ use pipewright::{
     ErrorKind,
     autograd::{Mode, RunKey, Scope, check},
     prelude::*,
-    tensor::Philox,
 };
 
 /// The error of adding `layer` to an input of `shape`.

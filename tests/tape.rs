@@ -124,8 +124,7 @@ fn frozen_weights_cost_nothing() -> Result<()> {
     let conv = || Conv2d::new(16, 16, 3).padding(1);
     let (_, _, both) = cost(&Example::new("learned", conv(), &[shape]), true)?;
     let (saved, later, input_only) = cost(&Example::new("frozen", conv().frozen(), &[shape]), true)?;
-    assert_eq!(saved, 16 * 16 * 9 * 4, "the gradient of the input reads the weight alone, which is there anyway");
-    assert_eq!(later, 0, "nothing is left for W");
+    assert_eq!((saved, later), (0, 0), "the gradient of the input reads the weight alone, which is there anyway");
     assert!(input_only * 2 <= both, "{input_only} of {both} operations");
     assert_eq!(cost(&Example::new("frozen", conv().frozen(), &[shape]), false)?, (0, 0, 0));
     assert_eq!(cost(&Example::new("frozen", Linear::new(16, 4).frozen(), &[shape]), false)?, (0, 0, 0));

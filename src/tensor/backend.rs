@@ -217,7 +217,7 @@ pub struct Pool2d {
 
 fn out_size(n: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Option<usize> {
     let span = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
-    Some(padding.checked_mul(2)?.checked_add(n)?.checked_sub(span)? / stride + 1)
+    Some(padding.checked_mul(2)?.checked_add(n)?.checked_sub(span)?.checked_div(stride)? + 1)
 }
 
 impl Conv2d {
