@@ -115,7 +115,7 @@ fn losses_count_and_refuse() -> Result<()> {
     assert_eq!(all[1].value().item()?, 1.0, "of the two rows that count one is right");
     for outside in [2, -2] {
         let wrong = cx.input(classes(&[1, outside, 1])?, false);
-        let e = loss.forward(&mut cx, &[logits.clone(), wrong]).err().expect("an error").to_string();
+        let e = loss.forward(&mut cx, &[logits.clone(), wrong]).unwrap_err().to_string();
         assert!(e.contains(&format!("class {outside} at row 1 is outside 0..2")), "{e}");
     }
     let short = cx.input(classes(&[1])?, false);
