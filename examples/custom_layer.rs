@@ -1,8 +1,6 @@
-//! A layer of one's own, with an op of its own, and its gradient test.
-use pipewright::{
-    autograd::{Mask, Op, Saved, Sink, check},
-    prelude::*,
-};
+//! A layer of one's own, with an op of its own, and its gradient test: `cargo test --example custom_layer`.
+use pipewright::autograd::{Mask, Op, Saved, Sink, check};
+use pipewright::prelude::*;
 
 /// `y = x³`.
 struct Cube;
@@ -12,8 +10,7 @@ impl Op for Cube {
         "cube"
     }
     fn backward(&self, saved: &mut Saved, dy: &[Option<Tensor>], _: Mask, dx: &mut Sink) -> Result<()> {
-        let Some(dy) = &dy[0] else { return Ok(()) };
-        let x = saved.get(0)?;
+        let (Some(dy), x) = (&dy[0], saved.get(0)?) else { return Ok(()) };
         dx.put(0, x.mul(x)?.affine(3.0, 0.0)?.mul(dy)?)
     }
 }
@@ -32,8 +29,11 @@ impl Layer for Cube {
     }
 }
 
+#[test]
+fn gradient() -> Result<()> {
+    check::examples::<Cube>()
+}
+
 fn main() -> Result<()> {
-    check::examples::<Cube>()?;
-    println!("the gradient of {} is right", Cube.kind());
-    Ok(())
+    check::examples::<Cube>().inspect(|()| println!("the gradient of {} is right", Cube.kind()))
 }

@@ -2,6 +2,8 @@
 //!
 //! A new layer is a file here with a struct, its [`Layer`] implementation and a line in [`ZOO`]; that gives it, for every
 //! example, gradient checks in f64, the comparison of the backends, the shape check and the split of B into I and W.
+//!
+#![doc = include_str!("../../docs/layers.md")]
 mod activation;
 mod conv2d;
 mod dropout;
