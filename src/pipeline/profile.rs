@@ -82,7 +82,8 @@ impl Profile {
             together()?;
             let bench = Bench::new(graph, node, size, dtype, device)?;
             let start = Instant::now();
-            bench.once()?;
+            // Not timed: the first run meets cold caches and an empty pool.
+            let (_, saved_bytes) = bench.once()?;
             let mut runs = Vec::new();
             while runs.is_empty() || runs.len() < REPEATS && start.elapsed().as_secs_f64() < BUDGET {
                 runs.push(bench.once()?.0);
@@ -92,7 +93,6 @@ impl Profile {
                 v.sort_by(f64::total_cmp);
                 v[v.len() / 2]
             };
-            let (.., saved_bytes) = bench.once()?;
             Ok(NodeCost {
                 forward: median(0),
                 input_grad: median(1),
@@ -112,12 +112,12 @@ impl Profile {
             let seconds = |before: (u64, u64), after: (u64, u64)| {
                 (after.0 - before.0) as f64 / FLOPS + (after.1 - before.1) as f64 / BYTES_PER_SECOND
             };
-            let counts = bench.counts()?;
+            let (counts, saved_bytes) = bench.counts()?;
             Ok(NodeCost {
                 forward: seconds(counts[0], counts[1]),
                 input_grad: seconds(counts[1], counts[2]),
                 weight_grad: seconds(counts[2], counts[3]),
-                saved_bytes: bench.once()?.1,
+                saved_bytes,
                 ..bench.sizes()
             })
         };
@@ -369,12 +369,12 @@ impl Bench<'_> {
         }
     }
 
-    /// What the device had counted before and after each of F, I and W.
-    fn counts(&self) -> Result<Vec<(u64, u64)>> {
+    /// What the device had counted before and after each of F, I and W, and the bytes kept between F and B.
+    fn counts(&self) -> Result<(Vec<(u64, u64)>, usize)> {
         let device = self.inputs.first().map(|(t, _)| t.device().clone());
         let device = device.ok_or_else(|| Error::graph("a layer without inputs"))?;
         let mut counts = vec![device.backend().counted()];
-        self.run(&mut || counts.push(device.backend().counted()))?;
-        Ok(counts)
+        let saved = self.run(&mut || counts.push(device.backend().counted()))?;
+        Ok((counts, saved))
     }
 }

@@ -102,6 +102,7 @@ pub struct Stage {
     graph: Arc<Graph>,
     index: usize,
     nodes: Vec<NodeId>,
+    device: Device,
     weights: Weights,
     state: BTreeMap<NodeId, Vec<Tensor>>,
     optimizer: Arc<dyn Optimizer>,
@@ -149,6 +150,7 @@ impl Stage {
             graph,
             index,
             nodes,
+            device: device.clone(),
             weights,
             state,
             optimizer: setup.optimizer.clone(),
@@ -444,11 +446,10 @@ impl Stage {
     }
 
     fn input_grad(&self, edge: &Edge, vars: &[Var], grads: &mut InputGrads) -> Result<Tensor> {
-        let device = self.weights_device();
         let one = |v: &Var, grads: &mut InputGrads| match grads.take(v) {
             Some(g) => g.contiguous(),
             // Nothing in this stage depends on it; the maker of the value still awaits a message.
-            None => Tensor::zeros(v.shape(), v.value().dtype(), device.as_ref().unwrap_or(v.value().device())),
+            None => Tensor::zeros(v.shape(), v.value().dtype(), &self.device),
         };
         match vars {
             [v] => one(v, grads),
@@ -461,11 +462,6 @@ impl Stage {
                 Tensor::concat(&parts, 0)
             }
         }
-    }
-
-    fn weights_device(&self) -> Option<Device> {
-        let weight = self.weights.held().first().map(|w| w.tensor.device().clone());
-        weight.or_else(|| self.state.values().flatten().next().map(|t| t.device().clone()))
     }
 
     /// W: the weights' gradients of a micro-batch whose I is done.

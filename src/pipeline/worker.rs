@@ -36,6 +36,8 @@ pub struct Mission {
     pub mode: Mode,
     /// The partition and its edges.
     pub plan: Arc<Plan>,
+    /// The edges of each of its stages.
+    pub ports: Arc<[Ports]>,
     /// The most samples of a micro-batch: the size of receive buffers.
     pub samples: usize,
     /// Nodes to run; all if `None`.
@@ -218,7 +220,7 @@ impl<'t> Worker<'t> {
         mission: &Mission,
         feed: &mut dyn Feed,
     ) -> Result<()> {
-        let ports = Ports::new(&mission.plan, stage);
+        let ports = ports(mission, stage)?;
         let start = Instant::now();
         let key = feed.key(mb)?;
         let sources = if stage == 0 { feed.sources(mb)? } else { HashMap::new() };
@@ -226,7 +228,7 @@ impl<'t> Worker<'t> {
         let start = Instant::now();
         let arrived = self.arrived(ports.inputs(), mb, Direction::Forward)?;
         let wanted = mission.wanted.as_deref();
-        let task = Task { mode: mission.mode, key, ports: &ports, sources, arrived, wanted, ask: &mission.ask };
+        let task = Task { mode: mission.mode, key, ports, sources, arrived, wanted, ask: &mission.ask };
         let Forward { sends, measured, asked } = self.stage(stage)?.forward(mb, read, task)?;
         self.hand_over(sends, mb, Direction::Forward, &mission.plan);
         self.measured.extend(measured);
@@ -239,10 +241,10 @@ impl<'t> Worker<'t> {
     }
 
     fn backward(&mut self, stage: usize, mb: MicroBatch, mission: &Mission, split: bool) -> Result<()> {
-        let ports = Ports::new(&mission.plan, stage);
+        let ports = ports(mission, stage)?;
         let wanting = ports.outputs().filter(|&e| mission.plan.edges()[e].needs_grad);
         let arrived = self.arrived(wanting, mb, Direction::Backward)?;
-        let sends = self.stage(stage)?.backward(mb, &ports, arrived, split)?;
+        let sends = self.stage(stage)?.backward(mb, ports, arrived, split)?;
         self.hand_over(sends, mb, Direction::Backward, &mission.plan);
         Ok(())
     }
@@ -372,6 +374,10 @@ fn doing(inst: Inst, mission: &Mission) -> Doing {
 
 fn edge(mission: &Mission, m: Message) -> Result<&super::plan::Edge> {
     mission.plan.edges().get(m.edge).ok_or_else(|| Error::schedule(format!("there is no edge {}", m.edge)))
+}
+
+fn ports(mission: &Mission, stage: usize) -> Result<&Ports> {
+    mission.ports.get(stage).ok_or_else(|| Error::schedule(format!("there is no stage {stage}")))
 }
 
 fn worker_of(mission: &Mission, stage: usize) -> Result<usize> {

@@ -1,6 +1,7 @@
 //! One worker's side of a run: every worker calls the same functions in the same order.
 use super::{
     feed::{Minibatch, Pieces},
+    planning,
     settings::Recipe,
 };
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
     pipeline::{
         plan::Plan,
         schedule::{self, Kind, Programs},
-        stage::{Measured, Stage},
+        stage::{Measured, Ports, Stage},
         transport::Transport,
         worker::{self, Mission, Worker},
     },
@@ -56,6 +57,7 @@ struct Streaming {
 pub struct Engine<'t> {
     recipe: Recipe,
     plan: Arc<Plan>,
+    ports: Arc<[Ports]>,
     worker: Worker<'t>,
     feed: Pieces,
     streaming: Option<Streaming>,
@@ -82,7 +84,8 @@ impl<'t> Engine<'t> {
         let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype);
         let worker = Worker::new(recipe.graph.clone(), recipe.settings.dtype, device, transport, stages);
         let (programs, losses) = (HashMap::new(), Vec::new());
-        Ok(Engine { recipe, plan: Arc::new(plan), worker, feed, streaming: None, programs, losses, next: 0 })
+        let ports = (0..plan.stages().len()).map(|s| Ports::new(&plan, s)).collect();
+        Ok(Engine { recipe, plan: Arc::new(plan), ports, worker, feed, streaming: None, programs, losses, next: 0 })
     }
 
     /// The partition.
@@ -132,7 +135,8 @@ impl<'t> Engine<'t> {
 
     fn mission(&self, mode: Mode) -> Mission {
         let samples = self.recipe.settings.micro_batch();
-        Mission { mode, plan: self.plan.clone(), samples, wanted: None, ask: Vec::new() }
+        let (plan, ports) = (self.plan.clone(), self.ports.clone());
+        Mission { mode, plan, ports, samples, wanted: None, ask: Vec::new() }
     }
 
     fn kind(&self) -> Kind {
@@ -247,10 +251,7 @@ impl<'t> Engine<'t> {
 
     /// Gives every worker the values of all of them, in order of rank.
     pub fn gather<T: Serialize + DeserializeOwned>(&mut self, mine: &T) -> Result<Vec<T>> {
-        let bytes = serde_json::to_vec(mine).map_err(|e| Error::transport(format!("gather: {e}")))?;
-        let all = self.worker.transport().all_gather(&bytes)?;
-        let read = |b: &Vec<u8>| serde_json::from_slice(b).map_err(|e| Error::transport(format!("gather: {e}")));
-        all.iter().map(read).collect()
+        planning::gather(self.worker.transport(), mine)
     }
 
     /// A hash of all weights and node states, in order of their names: the same for every partition.

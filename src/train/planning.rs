@@ -1,14 +1,14 @@
 //! From a model and the ranks at hand to a plan and a prediction.
 use super::settings::{PlanChoice, Recipe};
 use crate::{
-    Context, Error, Result,
+    Error, Result,
     layers::NodeId,
     pipeline::{
         plan::Plan,
         planner::{self, Link},
         profile::Profile,
         schedule::Kind,
-        transport::{Transport, measure_links},
+        transport::{Transport, launcher, measure_links},
     },
     tensor::Device,
 };
@@ -61,10 +61,7 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
             };
             Plan::straight(graph, &names.iter().map(find).collect::<Result<Vec<NodeId>>>()?)?
         }
-        PlanChoice::File(path) => {
-            let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-            Plan::from_text(graph, &text).context(|| path.display().to_string())?
-        }
+        PlanChoice::File(path) => Plan::load(graph, path)?,
     };
     let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
@@ -103,8 +100,9 @@ pub fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(
 /// # Errors
 /// On every rank, naming one that differs from rank 0 and in what.
 pub fn agree(recipe: &Recipe, task: &str, transport: &mut dyn Transport) -> Result<()> {
-    let exe =
-        std::env::current_exe().and_then(std::fs::read).map(|bytes| format!("{:x?}", Sha256::digest(bytes).as_slice()));
+    // Threads of one process cannot differ in it; it is read only where ranks could.
+    let exe = launcher::detect().and_then(|_| std::env::current_exe().and_then(std::fs::read).ok());
+    let exe = exe.map(|bytes| format!("{:x?}", Sha256::digest(bytes).as_slice()));
     let graph: Vec<String> =
         recipe.graph.nodes().iter().map(|n| format!("{} {:?} {:?}", n.name, n.inputs, n.params)).collect();
     let mine = [
