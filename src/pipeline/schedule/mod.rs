@@ -13,6 +13,7 @@ mod pipedream;
 mod program;
 mod sequential;
 pub mod simulate;
+mod text;
 mod token;
 pub mod verify;
 

@@ -128,6 +128,12 @@ impl Programs {
     pub fn stream(&self, worker: usize) -> impl Iterator<Item = Inst> + '_ {
         self.workers.get(worker).into_iter().flatten()
     }
+
+    /// Whether they have messages, which [`lower`](fn@super::lower) adds.
+    pub fn is_lowered(&self) -> bool {
+        let parts = self.workers.iter().flat_map(|p| [&p.prologue, &p.period, &p.epilogue]);
+        parts.flatten().any(|inst| inst.message().is_some())
+    }
 }
 
 impl Wiring {

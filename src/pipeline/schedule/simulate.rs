@@ -220,13 +220,11 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(programs: &'a Programs, wiring: &'a Wiring, costs: &'a Costs) -> Run<'a> {
         let n = programs.workers.len();
-        let parts = |p: &'a Program| [&p.prologue, &p.period, &p.epilogue];
-        let lowered = programs.workers.iter().flat_map(parts).flatten().any(|i| i.message().is_some());
         Run {
             programs,
             wiring,
             costs,
-            lowered,
+            lowered: programs.is_lowered(),
             clocks: vec![0.0; n],
             positions: vec![0; n],
             times: vec![WorkerTime::default(); n],

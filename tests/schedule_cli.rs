@@ -1,0 +1,106 @@
+//! The `schedule` command from outside.
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn pipewright(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pipewright")).args(args).output().expect("the program runs")
+}
+
+/// What a command that succeeds prints.
+fn printed(args: &[&str]) -> String {
+    let out = pipewright(args);
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).expect("text")
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&printed(args)).expect("one JSON object")
+}
+
+/// What a command that fails says.
+fn refused(args: &[&str]) -> String {
+    let out = pipewright(args);
+    assert!(!out.status.success(), "{args:?} succeeded: {}", String::from_utf8_lossy(&out.stdout));
+    String::from_utf8(out.stderr).expect("text")
+}
+
+#[test]
+fn golden_numbers_are_printed() {
+    for (kind, peaks) in [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1])] {
+        for lowered in [&[][..], &["--lowered"]] {
+            let args = ["schedule", "--kind", kind, "--workers", "4", "--micro-batches", "8", "--json"];
+            let found = json(&[&args, lowered].concat());
+            assert_eq!(found["makespan"], 33.0, "{kind}");
+            assert_eq!(format!("{:.4}", found["bubble_fraction"].as_f64().unwrap()), "0.2727", "{kind}");
+            assert_eq!(found["peak_activations"], serde_json::json!(peaks), "{kind}");
+            assert_eq!(found["weight_versions"], serde_json::json!([1, 1, 1, 1]), "{kind}");
+            assert_eq!(found["instructions"][3][0], if lowered.is_empty() { "3F0" } else { "P2>0" }, "{kind}");
+        }
+    }
+    let found = json(&["schedule", "--kind", "pipedream", "--json"]);
+    assert_eq!(found["weight_versions"], serde_json::json!([4, 3, 2, 1]));
+    assert_eq!(found["staleness"], serde_json::json!([3, 2, 1, 0]));
+}
+
+#[test]
+fn what_is_printed_can_be_edited_and_proven_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("programs.txt");
+    let check = |text: &str, more: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        pipewright(&[&["schedule", "--check", file.to_str().unwrap()], more].concat())
+    };
+    for kind in ["sequential", "gpipe", "1f1b", "pipedream", "pipedream-vertical", "pipedream-nostash"] {
+        for lowered in [&[][..], &["--lowered"]] {
+            let args = ["schedule", "--kind", kind, "--workers", "3", "--micro-batches", "5"];
+            let text = printed(&[&args, lowered].concat());
+            let proven = check(&text, &[]);
+            let facts = String::from_utf8(proven.stdout).unwrap();
+            assert!(proven.status.success() && text.contains(facts.lines().next().unwrap()), "{kind}: {facts}");
+            // The same facts stand at the end of what was printed, as comments.
+            assert!(facts.lines().all(|line| text.contains(&format!("\n# {line}\n"))), "{kind}: {facts}");
+        }
+    }
+    let text = printed(&["schedule", "--kind", "1f1b", "--workers", "3", "--micro-batches", "5"]);
+    let one_at_a_time = (1..5).fold(text.clone(), |text, k| {
+        let (forward, backward) = (format!("1F{k}"), format!("1B{}", k - 1));
+        text.replace(&format!("{forward} {backward}"), &format!("{backward} {forward}"))
+    });
+    let out = check(&one_at_a_time, &["--json"]);
+    let found: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(found["peak_activations"], serde_json::json!([3, 1, 1]), "an edit that is safe");
+    for (from, to, expected) in [
+        ("1B2", "1B3", "broken: worker 1, instruction "),
+        ("1B2", "2B2", "stage 2 is not on this worker"),
+        ("2U", "", "rule step broken: worker 2"),
+        ("micro-batches 5", "micro-batches five", "line 6, column 15: a number expected, got \"five\""),
+        ("2U", "2U P0>0", "rule "),
+    ] {
+        let out = check(&text.replace(from, to), &[]);
+        let error = String::from_utf8(out.stderr).unwrap();
+        assert!(!out.status.success() && error.contains(expected), "{to:?}: {expected:?} is not in {error:?}");
+    }
+}
+
+#[test]
+fn long_programs_stay_short_as_text() {
+    let text = printed(&["schedule", "--kind", "pipedream", "--micro-batches", "1000000000000", "--lowered"]);
+    assert!(text.contains("repeat 999999999") && text.len() < 3000, "{text}");
+    let error = refused(&["schedule", "--kind", "pipedream", "--micro-batches", "1000000000000", "--json"]);
+    assert!(error.contains("too many"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for (args, expected) in [
+        (&["schedule"][..], "--kind"),
+        (&["schedule", "--kind", "zigzag"], "no schedule is called \"zigzag\""),
+        (&["schedule", "--kind", "gpipe", "--workers", "0"], "at least one worker"),
+        (&["schedule", "--kind", "gpipe", "--micro-batches", "0"], "at least one micro-batch"),
+        (&["schedule", "--kind", "gpipe", "--check", "a"], "cannot be used with"),
+        (&["schedule", "--check", "/no/such/file"], "/no/such/file"),
+    ] {
+        let error = refused(args);
+        assert!(error.contains(expected), "{args:?}: {expected:?} is not in {error:?}");
+    }
+}
