@@ -2,6 +2,7 @@
 use pipewright::{
     Result,
     layers::*,
+    optim::Sgd,
     pipeline::{
         plan::Plan,
         planner::{Link, Planned, plan_straight, stages_of_shape},
@@ -166,6 +167,10 @@ fn even_plans_are_even() -> Result<()> {
     Ok(())
 }
 
+fn sgd() -> Sgd {
+    Sgd::new(0.1).momentum(0.9)
+}
+
 fn model() -> Result<Graph> {
     let mut g = Graph::new();
     let (x, label) = (g.input("x", [4]), g.label("label"));
@@ -258,11 +263,11 @@ fn profiles_are_measured_merged_and_interpolated() -> Result<()> {
         calls += 1;
         Ok(())
     };
-    let measured = Profile::measure(&g, &Device::cpu(1)?, DType::F32, &[8, 2, 4, 8], 1.0, &mut together)?;
+    let measured = Profile::measure(&g, &sgd(), &Device::cpu(1)?, DType::F32, &[8, 2, 4, 8], 1.0, &mut together)?;
     assert_eq!(measured.samples.iter().map(|s| s.micro_batch).collect::<Vec<_>>(), [2, 4, 8]);
-    assert_eq!(calls, 3 * 4, "all workers meet at each layer and size");
-    let estimated = Profile::estimate(&g, DType::F32, &[2, 4, 8])?;
-    assert_eq!(estimated, Profile::estimate(&g, DType::F32, &[2, 4, 8])?);
+    assert_eq!(calls, 3, "all workers meet at each size");
+    let estimated = Profile::estimate(&g, &sgd(), DType::F32, &[2, 4, 8])?;
+    assert_eq!(estimated, Profile::estimate(&g, &sgd(), DType::F32, &[2, 4, 8])?);
     let linear = g.find("linear1").expect("a node");
     for profile in [&measured, &estimated] {
         let at = &profile.at(6)?[linear];
@@ -278,7 +283,10 @@ fn profiles_are_measured_merged_and_interpolated() -> Result<()> {
     let median = Profile::merge(&[slow.clone(), estimated.clone(), estimated.clone()])?;
     assert_eq!(median, estimated);
     expect(Profile::merge(&[]), &["no profile"]);
-    expect(Profile::merge(&[estimated, Profile::estimate(&chain(7)?, DType::F32, &[2, 4, 8])?]), &["different graphs"]);
+    expect(
+        Profile::merge(&[estimated, Profile::estimate(&chain(7)?, &sgd(), DType::F32, &[2, 4, 8])?]),
+        &["different graphs"],
+    );
     Ok(())
 }
 
@@ -287,7 +295,7 @@ fn profile_files_say_what_is_wrong() -> Result<()> {
     let g = model()?;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("profile.json");
-    let good = Profile::estimate(&g, DType::F32, &[2, 4])?;
+    let good = Profile::estimate(&g, &sgd(), DType::F32, &[2, 4])?;
     good.save(&file)?;
     assert_eq!(Profile::load(&file, &g)?, good);
     let text = fs::read_to_string(&file).expect("the file");

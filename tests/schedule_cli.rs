@@ -1,4 +1,4 @@
-//! The `schedule` command from outside.
+//! The `schedule` and `simulate` commands from outside.
 use serde_json::Value;
 use std::process::{Command, Output};
 
@@ -91,9 +91,67 @@ fn long_programs_stay_short_as_text() {
 }
 
 #[test]
+fn a_simulation_is_drawn() {
+    let drawn = printed(&["simulate", "--kind", "1f1b", "--workers", "2", "--micro-batches", "3", "--update", "1"]);
+    let expected = "\
+makespan 13 s, bubble 23.1 %, 4.333 s a micro-batch
+worker 0: busy 10 s, bubble 23.1 %, communication 0 s, at most 2 micro-batches in flight
+worker 1: busy 10 s, bubble 23.1 %, communication 0 s, at most 1 micro-batches in flight
+
+  0 01..aa2bb.cc|
+  1 .0aa1bb2cc|..
+";
+    assert!(drawn.starts_with(expected), "{drawn}");
+    let cut = printed(&["simulate", "--kind", "gpipe", "--columns", "5", "--cell", "2"]);
+    assert!(cut.contains("\n  0 0246.…\n"), "{cut}");
+}
+
+#[test]
+fn the_simulator_prints_the_golden_numbers() {
+    for kind in ["gpipe", "1f1b"] {
+        let found = json(&["simulate", "--kind", kind, "--json"]);
+        assert_eq!(found["makespan"], 33.0, "{kind}");
+        assert_eq!(format!("{:.4}", found["bubble_fraction"].as_f64().unwrap()), "0.2727", "{kind}");
+        assert_eq!(found["workers"][2]["busy"], 24.0, "{kind}");
+    }
+    // The slowest stage sets the pace; a slow link too.
+    let uneven = ["simulate", "--kind", "pipedream", "--micro-batches", "200", "--forward", "1,1,2,1", "--json"];
+    let pace = |found: &Value| found["seconds_per_micro_batch"].as_f64().unwrap();
+    assert_eq!(pace(&json(&[&uneven[..], &["--backward", "2,2,4,2"]].concat())), 6.0);
+    assert_eq!(pace(&json(&[&uneven[..], &["--update", "0,3,0,0"]].concat())), 6.0);
+    let slow_link = ["--bytes", "0,80,0", "--bandwidth", "10", "--latency", "1"];
+    assert!(pace(&json(&[&uneven[..], &slow_link].concat())) >= 8.0);
+}
+
+#[test]
+fn a_plan_is_simulated_with_its_profile() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let model = ["--model", "mlp", "--width", "64", "--data", "synthetic", "--micro-batch", "32"];
+    let save = ["--deterministic", "--stages", "2", "--save-profile", &path("profile.json")];
+    let plan = printed(&[&["plan"][..], &model, &save].concat());
+    std::fs::write(path("plan.toml"), plan).unwrap();
+    let simulate = |plan: &str, profile: &[&str]| {
+        let args = ["simulate", "--kind", "pipedream", "--micro-batches", "100", "--json", "--plan", plan];
+        json(&[&args[..], &model, profile].concat())
+    };
+    let by_files = simulate(&path("plan.toml"), &["--profile", &path("profile.json")]);
+    assert_eq!(by_files, simulate("1-1", &["--deterministic"]));
+    let (speed, pace) = (&by_files["samples_per_s"], &by_files["seconds_per_micro_batch"]);
+    approx::assert_relative_eq!(speed.as_f64().unwrap() * pace.as_f64().unwrap(), 32.0, max_relative = 1e-9);
+}
+
+#[test]
 fn what_cannot_be_is_refused() {
     for (args, expected) in [
-        (&["schedule"][..], "--kind"),
+        (&["simulate", "--kind", "gpipe", "--forward", "1,2"][..], "forward: one number or 4 expected, got 2"),
+        (&["simulate", "--kind", "gpipe", "--backward=-1"], "backward: 0 or more expected, got -1"),
+        (&["simulate", "--kind", "gpipe", "--update", "nan"], "update: 0 or more expected, got NaN"),
+        (&["simulate", "--kind", "gpipe", "--cell", "0"], "cell: more than 0 s expected"),
+        (&["simulate", "--kind", "gpipe", "--bandwidth", "0"], "a link of 0 bytes/s"),
+        (&["simulate", "--kind", "gpipe", "--plan", "1-1", "--forward", "1"], "cannot be used with"),
+        (&["simulate", "--kind", "gpipe", "--workers", "0"], "at least one worker"),
+        (&["schedule"], "--kind"),
         (&["schedule", "--kind", "zigzag"], "no schedule is called \"zigzag\""),
         (&["schedule", "--kind", "gpipe", "--workers", "0"], "at least one worker"),
         (&["schedule", "--kind", "gpipe", "--micro-batches", "0"], "at least one micro-batch"),

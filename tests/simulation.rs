@@ -17,10 +17,10 @@ fn golden_numbers_of_four_workers_and_eight_micro_batches() {
         assert_eq!(timeline.makespan, 33.0, "{kind}");
         assert_eq!(format!("{:.4}", timeline.bubble_fraction()), "0.2727", "{kind}");
         assert_eq!(timeline.workers.iter().map(|w| w.peak_activations).collect::<Vec<_>>(), peaks, "{kind}");
-        assert_eq!(timeline.draw(33).lines().count(), 4);
+        assert_eq!(timeline.draw(1.0, 99).lines().count(), 4);
     }
     // Worker 1 takes F0 at 1, B0 at 2, F1 at 4, B1 at 5: worker 0 gets the gradients at 4 and at 7.
-    assert_eq!(uniform(Kind::OneFOneB, 2, 2, true).draw(9), "  0 01..aa.bb\n  1 .0aa1bb..\n");
+    assert_eq!(uniform(Kind::OneFOneB, 2, 2, true).draw(1.0, 99), "  0 01..aa.bb\n  1 .0aa1bb..\n");
 }
 
 #[test]

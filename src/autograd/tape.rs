@@ -245,7 +245,7 @@ fn saved_bytes<'a>(saved: impl Iterator<Item = &'a Saved>, mut seen: HashSet<usi
 }
 
 /// Gradients of parameters, by the slot that the context was given for each use.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Grads {
     slots: Vec<Option<Tensor>>,
 }

@@ -1,6 +1,8 @@
 //! The command line: one file a command.
 mod plan;
+mod profiled;
 mod schedule;
+mod simulate;
 mod train;
 
 use crate::Result;
@@ -20,8 +22,10 @@ enum Command {
     Train(Box<train::Args>),
     /// Profiles a model and prints the plan for a number of stages.
     Plan(plan::Args),
-    /// Prints the programs of a schedule.
+    /// Prints the programs of a schedule, or proves edited ones.
     Schedule(schedule::Args),
+    /// Predicts how long a schedule takes, and draws it.
+    Simulate(simulate::Args),
 }
 
 /// Runs the command that the process was started with; gives the exit status.
@@ -30,6 +34,7 @@ pub fn main() -> std::process::ExitCode {
         Command::Train(args) => train::run(*args),
         Command::Plan(args) => plan::run(&args),
         Command::Schedule(args) => schedule::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
     };
     match done {
         Ok(()) => std::process::ExitCode::SUCCESS,

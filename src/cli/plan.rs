@@ -1,38 +1,19 @@
 //! `pipewright plan`
-use super::print_json;
+use super::{print_json, profiled::Profiled};
 use crate::{
-    Result, data,
-    pipeline::{
-        planner::{Link, plan_straight},
-        profile::Profile,
-    },
-    tensor::{DType, Device},
+    Result,
+    pipeline::planner::{Link, plan_straight},
+    tensor::DType,
 };
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The model: mlp, lenet or vgg16
-    #[arg(long, default_value = "lenet")]
-    model: String,
-    /// Width of the model's hidden fully connected layers
-    #[arg(long)]
-    width: Option<usize>,
-    /// The data that it is for
-    #[arg(long, default_value = "fashion-mnist")]
-    data: String,
+    #[command(flatten)]
+    profiled: Profiled,
     /// Stages, one worker each
     #[arg(long, default_value_t = 4)]
     stages: usize,
-    /// Samples of a micro-batch
-    #[arg(long, default_value_t = 128)]
-    micro_batch: usize,
-    /// A profile that was saved; without it the model is measured here
-    #[arg(long)]
-    profile: Option<PathBuf>,
-    /// Estimates from operation counts instead of measuring
-    #[arg(long)]
-    deterministic: bool,
     /// Bytes per second of the links between workers
     #[arg(long, default_value_t = 5e9)]
     bandwidth: f64,
@@ -56,15 +37,8 @@ struct Answer {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    let data = data::by_name(&args.data)?;
-    let graph = super::train::model_for(&args.model, args.width, &data)?.graph;
-    let size = args.micro_batch;
-    let sizes = [size.div_ceil(4), size.div_ceil(2), size];
-    let profile = match &args.profile {
-        Some(path) => Profile::load(path, &graph)?,
-        None if args.deterministic => Profile::estimate(&graph, DType::F32, &sizes)?,
-        None => Profile::measure(&graph, &Device::cpu(1)?, DType::F32, &sizes, 1.0, &mut || Ok(()))?,
-    };
+    let (graph, profile) = args.profiled.load()?;
+    let size = args.profiled.micro_batch;
     if let Some(path) = &args.save_profile {
         profile.save(path)?;
     }

@@ -5,6 +5,7 @@ mod monitor;
 pub mod plan;
 mod plan_text;
 pub mod planner;
+pub mod predict;
 pub mod profile;
 pub mod schedule;
 pub mod stage;

@@ -1,12 +1,15 @@
 //! What each node of a graph costs: measured, or estimated from operation counts.
+mod rehearsal;
+
 use crate::{
     Context, Error, Result,
-    autograd::{Cx, Grads, Mode, ParamRef, RunKey, Scope, Tape, Var},
-    layers::{Graph, Node, NodeId, NodeKind, Value},
-    tensor::{DType, Device, Philox, Tensor},
+    layers::{Graph, NodeId},
+    optim::Optimizer,
+    tensor::{DType, Device},
 };
+use rehearsal::Rehearsal;
 use serde::{Deserialize, Serialize};
-use std::{collections::HashSet, path::Path, time::Instant};
+use std::{collections::HashSet, ops::Range, path::Path, time::Instant};
 
 /// The cost of one node for one micro-batch. Times in seconds, sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -20,6 +23,12 @@ pub struct NodeCost {
     pub input_grad: f64,
     /// W.
     pub weight_grad: f64,
+    /// Adding its gradients to those of the micro-batches before, which W does not count.
+    #[serde(default)]
+    pub fold: f64,
+    /// The optimizer's update of its parameters.
+    #[serde(default)]
+    pub update: f64,
     /// All outputs.
     pub output_bytes: usize,
     /// All parameters.
@@ -32,6 +41,12 @@ impl NodeCost {
     /// F and B.
     pub fn seconds(&self) -> f64 {
         self.forward + self.input_grad + self.weight_grad
+    }
+
+    /// With a micro-batch's part of the folds in W, where `micro_batches` of them share an update: the first folds nothing.
+    pub fn folding(&self, micro_batches: usize) -> NodeCost {
+        let folds = micro_batches.saturating_sub(1) as f64 / micro_batches.max(1) as f64;
+        NodeCost { weight_grad: self.weight_grad + folds * self.fold, ..self.clone() }
     }
 }
 
@@ -55,10 +70,13 @@ pub struct Profile {
     pub samples: Vec<Sample>,
 }
 
-/// Timings of one node before the median is taken.
-const REPEATS: usize = 5;
-/// Seconds after which a slow node is not repeated.
-const BUDGET: f64 = 0.3;
+/// Steps that are timed: at least, and at most.
+const STEPS: Range<usize> = 3..15;
+/// Seconds after which no further step is timed.
+const BUDGET: f64 = 1.0;
+/// Bytes that the nodes of one rehearsal hold; more nodes are rehearsed one part after the other, since a model that is trained in
+/// parts need not fit as a whole.
+const MEMORY: usize = 2 << 30;
 
 /// More seconds than any node takes.
 const LONGEST: f64 = 1e6;
@@ -68,84 +86,58 @@ const FLOPS: f64 = 1e11;
 const BYTES_PER_SECOND: f64 = 1e10;
 
 impl Profile {
-    /// Runs every node on `device` with micro-batches of each of `sizes`. `together` is called before each node, so that
-    /// workers that share a machine are busy at the same time.
+    /// Runs training steps on `device` with micro-batches of each of `sizes`. `together` is called before each part of the
+    /// graph, so that workers that share a machine are busy at the same time.
     pub fn measure(
         graph: &Graph,
+        optimizer: &dyn Optimizer,
         device: &Device,
         dtype: DType,
         sizes: &[usize],
         crowding: f64,
         together: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Profile> {
-        let mut time = |node: NodeId, size: usize| -> Result<NodeCost> {
-            together()?;
-            let bench = Bench::new(graph, node, size, dtype, device)?;
-            let start = Instant::now();
-            // Not timed: the first run meets cold caches and an empty pool.
-            let (_, saved_bytes) = bench.once()?;
-            let mut runs = Vec::new();
-            while runs.is_empty() || runs.len() < REPEATS && start.elapsed().as_secs_f64() < BUDGET {
-                runs.push(bench.once()?.0);
+        let begin = Instant::now();
+        let clock = || begin.elapsed().as_secs_f64();
+        let mut measured = Profile::estimate(graph, optimizer, dtype, sizes)?;
+        measured.crowding = crowding;
+        for sample in &mut measured.samples {
+            let mut costs = Vec::new();
+            for part in parts(&sample.nodes, MEMORY) {
+                let mut rehearsal = Rehearsal::new(graph, part, sample.micro_batch, optimizer, dtype, device)?;
+                together()?;
+                // Not timed: the first step meets cold caches and an empty pool, and has nothing to fold.
+                rehearsal.run(&clock)?;
+                let mut steps = Vec::new();
+                let start = clock();
+                while steps.len() < STEPS.start || steps.len() < STEPS.end && clock() - start < BUDGET {
+                    steps.push(rehearsal.run(&clock)?);
+                }
+                costs.extend(medians(&steps.iter().map(Vec::as_slice).collect::<Vec<_>>()));
             }
-            let median = |i: usize| {
-                let mut v: Vec<f64> = runs.iter().map(|r| r[i]).collect();
-                v.sort_by(f64::total_cmp);
-                v[v.len() / 2]
-            };
-            Ok(NodeCost {
-                forward: median(0),
-                input_grad: median(1),
-                weight_grad: median(2),
-                saved_bytes,
-                ..bench.sizes()
-            })
-        };
-        Profile::build(graph, sizes, crowding, &mut time)
+            sample.nodes = costs;
+        }
+        Ok(measured)
     }
 
     /// Estimates from floating-point operations and bytes: the same on every machine.
-    pub fn estimate(graph: &Graph, dtype: DType, sizes: &[usize]) -> Result<Profile> {
-        let mut count = |node: NodeId, size: usize| -> Result<NodeCost> {
-            let meta = Device::meta();
-            let bench = Bench::new(graph, node, size, dtype, &meta)?;
-            let seconds = |before: (u64, u64), after: (u64, u64)| {
-                (after.0 - before.0) as f64 / FLOPS + (after.1 - before.1) as f64 / BYTES_PER_SECOND
-            };
-            let (counts, saved_bytes) = bench.counts()?;
-            Ok(NodeCost {
-                forward: seconds(counts[0], counts[1]),
-                input_grad: seconds(counts[1], counts[2]),
-                weight_grad: seconds(counts[2], counts[3]),
-                saved_bytes,
-                ..bench.sizes()
-            })
-        };
-        Profile::build(graph, sizes, 1.0, &mut count)
-    }
-
-    fn build(
-        graph: &Graph,
-        sizes: &[usize],
-        crowding: f64,
-        cost: &mut dyn FnMut(NodeId, usize) -> Result<NodeCost>,
-    ) -> Result<Profile> {
+    pub fn estimate(graph: &Graph, optimizer: &dyn Optimizer, dtype: DType, sizes: &[usize]) -> Result<Profile> {
         let mut sizes: Vec<usize> = sizes.iter().map(|&s| s.max(1)).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let mut samples = Vec::new();
-        for &micro_batch in &sizes {
-            let mut nodes = Vec::new();
-            for (n, node) in graph.nodes().iter().enumerate() {
-                let place = || format!("profile of node {:?}", node.name);
-                nodes.push(match node.kind {
-                    NodeKind::Layer(_) => cost(n, micro_batch).context(place)?,
-                    _ => NodeCost { node: node.name.clone(), ..NodeCost::default() },
-                });
-            }
-            samples.push(Sample { micro_batch, nodes });
-        }
-        Ok(Profile { crowding, samples })
+        let meta = Device::meta();
+        let clock = || {
+            let (flops, bytes) = meta.backend().counted();
+            flops as f64 / FLOPS + bytes as f64 / BYTES_PER_SECOND
+        };
+        let count = |&micro_batch: &usize| {
+            let all = 0..graph.nodes().len();
+            let mut rehearsal = Rehearsal::new(graph, all, micro_batch, optimizer, dtype, &meta)?;
+            // In the first step there is nothing to fold.
+            rehearsal.run(&clock)?;
+            Ok(Sample { micro_batch, nodes: rehearsal.run(&clock)? })
+        };
+        Ok(Profile { crowding: 1.0, samples: sizes.iter().map(count).collect::<Result<_>>()? })
     }
 
     /// The profile of several workers: the median of each time.
@@ -156,27 +148,18 @@ impl Profile {
         let first = all.first().ok_or_else(|| Error::plan("no profile to merge"))?;
         let mut merged = first.clone();
         for (s, sample) in merged.samples.iter_mut().enumerate() {
-            for (n, node) in sample.nodes.iter_mut().enumerate() {
-                let same = || {
-                    all.iter()
-                        .filter_map(|p| p.samples.get(s)?.nodes.get(n))
-                        .filter(|c| c.node == first.samples[s].nodes[n].node)
-                };
-                if same().count() != all.len() {
-                    return Err(Error::plan(format!(
-                        "profiles of different graphs cannot be merged: node {:?}",
-                        node.node
-                    )));
+            let mut nodes = Vec::new();
+            for profile in all {
+                let theirs = profile.samples.get(s).map_or(&[][..], |sample| &sample.nodes);
+                if let Some(at) = (0..sample.nodes.len().max(theirs.len()))
+                    .find(|&n| sample.nodes.get(n).map(|c| &c.node) != theirs.get(n).map(|c| &c.node))
+                {
+                    let name = sample.nodes.get(at).or(theirs.get(at)).map_or("", |c| &c.node);
+                    return Err(Error::plan(format!("profiles of different graphs cannot be merged: node {name:?}")));
                 }
-                let median = |f: fn(&NodeCost) -> f64| {
-                    let mut v: Vec<f64> = same().map(f).collect();
-                    v.sort_by(f64::total_cmp);
-                    v[v.len() / 2]
-                };
-                node.forward = median(|c| c.forward);
-                node.input_grad = median(|c| c.input_grad);
-                node.weight_grad = median(|c| c.weight_grad);
+                nodes.push(theirs);
             }
+            sample.nodes = medians(&nodes);
         }
         Ok(merged)
     }
@@ -211,6 +194,8 @@ impl Profile {
             forward: line(a.forward, b.forward),
             input_grad: line(a.input_grad, b.input_grad),
             weight_grad: line(a.weight_grad, b.weight_grad),
+            fold: a.fold,
+            update: a.update,
             output_bytes: bytes(a.output_bytes, b.output_bytes),
             param_bytes: a.param_bytes,
             saved_bytes: bytes(a.saved_bytes, b.saved_bytes),
@@ -245,7 +230,13 @@ impl Profile {
             let place = || format!("micro-batch {}", sample.micro_batch);
             check_nodes(&sample.nodes, graph).context(place)?;
             for c in &sample.nodes {
-                let times = [("forward", c.forward), ("input_grad", c.input_grad), ("weight_grad", c.weight_grad)];
+                let times = [
+                    ("forward", c.forward),
+                    ("input_grad", c.input_grad),
+                    ("weight_grad", c.weight_grad),
+                    ("fold", c.fold),
+                    ("update", c.update),
+                ];
                 if let Some((what, t)) = times.iter().find(|(_, t)| !(0.0..=LONGEST).contains(t)) {
                     let node = &c.node;
                     return Err(Error::plan(format!("node {node:?}: {what} of {t} s; 0 to {LONGEST} expected"))
@@ -286,95 +277,54 @@ fn check_nodes(nodes: &[NodeCost], graph: &Graph) -> Result<()> {
     Ok(())
 }
 
-/// One node set up to be run alone.
-struct Bench<'a> {
-    node: &'a Node,
-    index: NodeId,
-    params: Vec<ParamRef>,
-    state: Vec<Tensor>,
-    inputs: Vec<(Tensor, bool)>,
-    samples: usize,
-    output_bytes: usize,
+/// The median of each time of each node, of the same nodes measured several times.
+fn medians(all: &[&[NodeCost]]) -> Vec<NodeCost> {
+    let Some(first) = all.first() else { return Vec::new() };
+    let node = |(n, cost): (usize, &NodeCost)| {
+        let median = |time: fn(&NodeCost) -> f64| {
+            let mut times: Vec<f64> = all.iter().map(|nodes| time(&nodes[n])).collect();
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        NodeCost {
+            forward: median(|c| c.forward),
+            input_grad: median(|c| c.input_grad),
+            weight_grad: median(|c| c.weight_grad),
+            fold: median(|c| c.fold),
+            update: median(|c| c.update),
+            ..cost.clone()
+        }
+    };
+    first.iter().enumerate().map(node).collect()
 }
 
-impl Bench<'_> {
-    fn new<'a>(graph: &'a Graph, index: NodeId, samples: usize, dtype: DType, device: &Device) -> Result<Bench<'a>> {
-        let node = &graph.nodes()[index];
-        let mut params = Vec::new();
-        for (i, &p) in node.params.iter().enumerate() {
-            let tensor = graph.init_param(p, 0, dtype, device)?;
-            params.push(ParamRef { tensor, id: p, slot: i, trainable: graph.params()[p].spec.trainable });
-        }
-        let state = (0..node.state.len()).map(|i| graph.init_state(index, i, dtype, device)).collect::<Result<_>>()?;
-        let mut inputs = Vec::new();
-        for (i, &v) in node.inputs.iter().enumerate() {
-            let (d, shape) = graph.shape(v, samples, dtype);
-            // Ids are zeros, which every vocabulary has.
-            let t = if d.is_float() {
-                device.normal(Philox::new(i as u64, 0, "profile"), 1.0, &shape, d)?
-            } else {
-                Tensor::zeros(&shape, d, device)?
-            };
-            inputs.push((t, graph.needs_grad(v)));
-        }
-        let output_bytes = (0..graph.output_count(index))
-            .map(|output| {
-                let (d, shape) = graph.shape(Value { node: index, output }, samples, dtype);
-                shape.iter().product::<usize>() * d.size()
-            })
-            .sum();
-        Ok(Bench { node, index, params, state, inputs, samples, output_bytes })
-    }
-
-    fn sizes(&self) -> NodeCost {
-        let param_bytes = self.params.iter().map(|p| p.tensor.byte_len()).sum();
-        NodeCost { node: self.node.name.clone(), output_bytes: self.output_bytes, param_bytes, ..NodeCost::default() }
-    }
-
-    fn forward(&self) -> Result<(Option<Tape>, Vec<Var>)> {
-        let key = RunKey { samples: (0..self.samples as u64).collect(), ..RunKey::default() };
-        let mut cx = Cx::recording(Mode::Train, key);
-        cx.enter(Scope { node: &self.node.name, index: self.index, params: &self.params, state: &self.state });
-        let x: Vec<Var> = self.inputs.iter().map(|(t, needs)| cx.input(t.clone(), *needs)).collect();
-        let outputs = match &self.node.kind {
-            NodeKind::Layer(layer) => layer.forward(&mut cx, &x)?.all(),
-            _ => Vec::new(),
-        };
-        Ok((cx.finish().0, outputs))
-    }
-
-    /// Runs F, I and W; `after` is called after each.
-    fn run(&self, after: &mut dyn FnMut()) -> Result<usize> {
-        let (tape, outputs) = self.forward()?;
-        after();
-        let tape = tape.ok_or_else(|| Error::graph("nothing was recorded"))?;
-        let saved = tape.saved_bytes();
-        let seeds: Vec<(&Var, Tensor)> =
-            outputs.iter().filter(|v| v.needs_grad()).map(|v| (v, v.value().clone())).collect();
-        let (_, weights) = tape.backward_input(&seeds)?;
-        after();
-        weights.run(&mut Grads::default())?;
-        after();
-        Ok(saved)
-    }
-
-    /// Seconds of F, I and W, and the bytes kept between F and B.
-    fn once(&self) -> Result<([f64; 3], usize)> {
-        let start = Instant::now();
-        let mut times = Vec::with_capacity(3);
-        let saved = self.run(&mut || times.push(start.elapsed().as_secs_f64()))?;
-        match times[..] {
-            [f, i, w] => Ok(([f, i - f, w - i], saved)),
-            _ => Err(Error::graph("a pass was not timed")),
+/// Neighbouring nodes that hold at most `memory` bytes at once, or one node that holds more.
+fn parts(nodes: &[NodeCost], memory: usize) -> Vec<Range<NodeId>> {
+    // Parameters come with two gradients and the optimizer's state.
+    let bytes = |c: &NodeCost| c.saved_bytes + c.output_bytes + 5 * c.param_bytes;
+    let (mut parts, mut start, mut held) = (Vec::new(), 0, 0);
+    for (n, cost) in nodes.iter().enumerate() {
+        held += bytes(cost);
+        if held > memory && n > start {
+            parts.push(start..n);
+            (start, held) = (n, bytes(cost));
         }
     }
+    parts.push(start..nodes.len());
+    parts
+}
 
-    /// What the device had counted before and after each of F, I and W, and the bytes kept between F and B.
-    fn counts(&self) -> Result<(Vec<(u64, u64)>, usize)> {
-        let device = self.inputs.first().map(|(t, _)| t.device().clone());
-        let device = device.ok_or_else(|| Error::graph("a layer without inputs"))?;
-        let mut counts = vec![device.backend().counted()];
-        let saved = self.run(&mut || counts.push(device.backend().counted()))?;
-        Ok((counts, saved))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_fit_into_memory_where_nodes_do() {
+        let node = |&saved_bytes: &usize| NodeCost { saved_bytes, ..NodeCost::default() };
+        let parts = |bytes: &[usize]| parts(&bytes.iter().map(node).collect::<Vec<_>>(), 10);
+        assert_eq!(parts(&[1, 2, 3, 4]), [0..4]);
+        assert_eq!(parts(&[1, 9, 1, 30, 0, 10, 5]), [0..2, 2..3, 3..4, 4..6, 6..7]);
+        let held = NodeCost { output_bytes: 3, param_bytes: 2, ..NodeCost::default() };
+        assert_eq!(super::parts(&[held.clone(), held], 25), [0..1, 1..2]);
     }
 }

@@ -6,9 +6,9 @@ use crate::{
     pipeline::{
         plan::Plan,
         planner::{self, Link},
-        profile::Profile,
-        schedule::Kind,
-        transport::{Transport, launcher, measure_links},
+        predict,
+        profile::{NodeCost, Profile},
+        transport::{Links, Transport, launcher, measure_links},
     },
     tensor::Device,
 };
@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 pub struct Planning {
     /// The plan.
     pub plan: Plan,
-    /// Seconds of F and B of each stage for a micro-batch, by the profile.
+    /// Seconds of F, B and a part of the update of each stage for a micro-batch, by the profile.
     pub stage_seconds: Vec<f64>,
     /// Samples per second that they promise.
     pub samples_per_s: f64,
@@ -42,17 +42,23 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let size = s.micro_batch();
     let sizes = [size.div_ceil(4), size.div_ceil(2), size];
     let workers = transport.size();
-    let (profile, link) = if s.deterministic {
-        (Profile::estimate(graph, s.dtype, &sizes)?, ASSUMED)
+    let (profile, links) = if s.deterministic {
+        (Profile::estimate(graph, &*recipe.optimizer, s.dtype, &sizes)?, None)
     } else {
         let crowding = crowding(workers, s.threads).max(1.0);
         let mut together = || transport.all_gather(&[]).map(|_| ());
-        let mine = Profile::measure(graph, device, s.dtype, &sizes, crowding, &mut together)?;
-        (Profile::merge(&gather(transport, &mine)?)?, measure_links(transport)?.slowest().unwrap_or(ASSUMED))
+        let mine = Profile::measure(graph, &*recipe.optimizer, device, s.dtype, &sizes, crowding, &mut together)?;
+        (Profile::merge(&gather(transport, &mine)?)?, Some(measure_links(transport)?))
     };
     device.pool().trim();
-    let costs = profile.at(size)?;
-    let cut = |n: usize| planner::plan_straight(graph, &costs, link, n, size, s.dtype);
+    let micro_batches = s.batch.div_ceil(size);
+    let costs: Vec<NodeCost> = profile.at(size)?.iter().map(|c| c.folding(micro_batches)).collect();
+    let slowest = links.as_ref().and_then(Links::slowest).unwrap_or(ASSUMED);
+    // What stages are balanced by: with each micro-batch's part of the update.
+    let update = |c: &NodeCost| c.update / micro_batches as f64;
+    let whole = |c: &NodeCost| NodeCost { weight_grad: c.weight_grad + update(c), ..c.clone() };
+    let whole: Vec<NodeCost> = costs.iter().map(whole).collect();
+    let cut = |n: usize| planner::plan_straight(graph, &whole, slowest, n, size, s.dtype);
     let plan = match &s.plan {
         PlanChoice::Auto => cut(workers)?.plan,
         PlanChoice::Cuts(names) => {
@@ -63,26 +69,12 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
         }
         PlanChoice::File(path) => Plan::load(graph, path)?,
     };
-    let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
+    let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| whole[n].seconds()).sum::<f64>();
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
-    let samples_per_s = s.batch as f64 / predict(s.schedule, &stage_seconds, s.batch.div_ceil(size), profile.crowding);
-    Ok(Planning { plan, stage_seconds, samples_per_s, profile })
-}
-
-/// Seconds per minibatch of m micro-batches, from the seconds of each stage for one of them, measured with `crowding` workers on
-/// a core: what the slowest stage allows, and what the cores allow together.
-fn predict(kind: Kind, stages: &[f64], m: usize, crowding: f64) -> f64 {
-    let sum: f64 = stages.iter().sum();
-    let slowest = stages.iter().copied().fold(0.0, f64::max);
-    let m = m as f64;
-    // Alone on its core a stage is faster by the crowding; all together they cannot be.
-    let by_stages = match kind {
-        Kind::Sequential => m * sum,
-        Kind::GPipe | Kind::OneFOneB => (m - 1.0) * slowest + sum,
-        Kind::PipeDream | Kind::PipeDreamVertical | Kind::PipeDreamNoStash => m * slowest,
-    } / crowding;
-    let by_cores = m * sum / stages.len() as f64;
-    by_stages.max(by_cores)
+    let link = |a, b| links.as_ref().and_then(|l| l.between(a, b)).unwrap_or(ASSUMED);
+    let costs = predict::costs(graph, &plan, &costs, &link, size, s.dtype)?;
+    let seconds = predict::seconds_per_minibatch(s.schedule, &plan, &costs, micro_batches, profile.crowding)?;
+    Ok(Planning { plan, stage_seconds, samples_per_s: s.batch as f64 / seconds, profile })
 }
 
 /// Gives every rank the values of all of them.

@@ -218,7 +218,7 @@ impl Trainer {
     fn save_plan(&self, rank: usize, recipe: &Recipe, planning: &Planning) -> Result<()> {
         let (0, Some(out)) = (rank, &self.out) else { return Ok(()) };
         std::fs::create_dir_all(out).map_err(|e| Error::io(out, e))?;
-        write(&out.join("plan.toml"), &planning.plan.to_text(&recipe.graph))?;
+        write(&out.join("plan.toml"), &planning.plan.to_text_with(&recipe.graph, &planning.stage_seconds))?;
         planning.profile.save(&out.join("profile.json"))
     }
 }

@@ -49,6 +49,17 @@ impl Costs {
         let (stages, edges) = (vec![stage; wiring.stages.len()], vec![EdgeCost::default(); wiring.edges.len()]);
         Costs { stages, edges, overhead: 0.0 }
     }
+
+    /// The same with passes and updates `times` as fast.
+    pub fn faster(&self, times: f64) -> Costs {
+        let faster = |s: &StageCost| StageCost {
+            forward: s.forward / times,
+            input_grad: s.input_grad / times,
+            weight_grad: s.weight_grad / times,
+            step: s.step / times,
+        };
+        Costs { stages: self.stages.iter().map(faster).collect(), ..self.clone() }
+    }
 }
 
 /// An instruction, when it ran.
@@ -104,12 +115,21 @@ impl Timeline {
         self.workers.iter().map(|w| w.last - w.first - w.busy).fold(0.0, f64::max)
     }
 
-    /// A row a worker, `width` characters long: digits are F, small letters B or I, capitals W, `|` an update; the digit or
-    /// letter is that of the micro-batch, mod 10.
-    pub fn draw(&self, width: usize) -> String {
-        let end = self.events.iter().map(|e| e.end).fold(0.0, f64::max);
+    /// Seconds of the shortest pass: a good `cell` to draw with. Passes that take less than a sixteenth of the longest do not
+    /// count.
+    pub fn shortest_pass(&self) -> f64 {
+        let passes = || self.events.iter().filter(|e| e.inst.mb().is_some()).map(|e| e.end - e.start);
+        let longest = passes().fold(0.0, f64::max);
+        passes().filter(|&t| t >= longest / 16.0).fold(longest, f64::min)
+    }
+
+    /// A row a worker, `cell` seconds a character: digits are F, small letters B or I, capitals W, `|` an update; the digit or
+    /// letter is that of the micro-batch, mod 10. Rows end after `columns` characters, with `…` if there is more.
+    pub fn draw(&self, cell: f64, columns: usize) -> String {
+        let column = |time: f64| (time / cell).round() as usize;
+        let end = column(self.events.iter().map(|e| e.end).fold(0.0, f64::max));
+        let width = end.min(columns);
         let mut rows = vec![vec!['.'; width]; self.workers.len()];
-        let column = |time: f64| if end > 0.0 { (time / end * width as f64).round() as usize } else { 0 };
         for event in &self.events {
             let letter = |first: u8| (first + (event.inst.mb().unwrap_or(0) % 10) as u8) as char;
             let mark = match event.inst {
@@ -121,8 +141,9 @@ impl Timeline {
             let cells = column(event.start).min(width)..column(event.end).min(width);
             rows[event.worker][cells].fill(mark);
         }
+        let more = if width < end { "…" } else { "" };
         let lines = rows.into_iter().enumerate();
-        lines.map(|(worker, row)| format!("{worker:>3} {}\n", row.into_iter().collect::<String>())).collect()
+        lines.map(|(worker, row)| format!("{worker:>3} {}{more}\n", row.into_iter().collect::<String>())).collect()
     }
 }
 

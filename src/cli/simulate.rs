@@ -1,0 +1,240 @@
+//! `pipewright simulate`
+use super::{print_json, profiled::Profiled};
+use crate::{
+    Error, Result,
+    pipeline::{
+        plan::Plan,
+        planner::{Link, plan_straight, stages_of_shape},
+        predict,
+        profile::NodeCost,
+        schedule::{
+            Kind, Wiring, lower, make, simulate,
+            simulate::{Costs, EdgeCost, StageCost, Timeline},
+            verify,
+        },
+    },
+    tensor::DType,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// sequential, gpipe, 1f1b, pipedream, pipedream-vertical or pipedream-nostash
+    #[arg(long)]
+    kind: Kind,
+    /// Micro-batches (asynchronous kinds: minibatches)
+    #[arg(long, default_value_t = 8)]
+    micro_batches: usize,
+    /// Workers, a stage each
+    #[arg(long, default_value_t = 4)]
+    workers: usize,
+    /// Seconds of a forward pass: one number, or one for each stage
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    forward: Vec<f64>,
+    /// Seconds of a backward pass, half of it for the input gradients
+    #[arg(long, value_delimiter = ',', default_value = "2")]
+    backward: Vec<f64>,
+    /// Seconds of an update
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    update: Vec<f64>,
+    /// Bytes of a value or a gradient that crosses from stage to stage
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    bytes: Vec<f64>,
+    /// Bytes per second of the links between workers [default: 5e9 with --plan, else no limit]
+    #[arg(long)]
+    bandwidth: Option<f64>,
+    /// Seconds of latency of the links [default: 1e-6 with --plan, else 0]
+    #[arg(long)]
+    latency: Option<f64>,
+    /// A plan file, or a shape such as 1-1-1-1: the costs are those of a model's profile then
+    #[arg(long, conflicts_with_all = ["workers", "forward", "backward", "update", "bytes"])]
+    plan: Option<String>,
+    #[command(flatten)]
+    profiled: Profiled,
+    /// Seconds of a character of the timeline [default: the shortest pass]
+    #[arg(long)]
+    cell: Option<f64>,
+    /// The most characters of a row of the timeline
+    #[arg(long, default_value_t = 120)]
+    columns: usize,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is simulated.
+struct Subject {
+    wiring: Wiring,
+    costs: Costs,
+    /// Samples of a micro-batch, where there is a model.
+    samples: Option<usize>,
+}
+
+#[derive(serde::Serialize)]
+struct Answer {
+    /// Seconds, as all times.
+    makespan: f64,
+    bubble_fraction: f64,
+    local_bubble: f64,
+    /// In the steady state of an asynchronous schedule, else on average.
+    seconds_per_micro_batch: f64,
+    samples_per_s: Option<f64>,
+    workers: Vec<WorkerAnswer>,
+    events: Vec<EventAnswer>,
+}
+
+#[derive(serde::Serialize)]
+struct WorkerAnswer {
+    busy: f64,
+    communication: f64,
+    bubble_fraction: f64,
+    peak_activations: usize,
+}
+
+#[derive(serde::Serialize)]
+struct EventAnswer {
+    worker: usize,
+    instruction: String,
+    start: f64,
+    end: f64,
+}
+
+impl Answer {
+    fn new(timeline: &Timeline, samples: Option<usize>) -> Answer {
+        let worker = |w: &simulate::WorkerTime| WorkerAnswer {
+            busy: w.busy,
+            communication: w.communication,
+            bubble_fraction: if timeline.makespan > 0.0 { 1.0 - w.busy / timeline.makespan } else { 0.0 },
+            peak_activations: w.peak_activations,
+        };
+        let event = |e: &simulate::Event| EventAnswer {
+            worker: e.worker,
+            instruction: e.inst.to_string(),
+            start: e.start,
+            end: e.end,
+        };
+        Answer {
+            makespan: timeline.makespan,
+            bubble_fraction: timeline.bubble_fraction(),
+            local_bubble: timeline.local_bubble(),
+            seconds_per_micro_batch: timeline.seconds_per_micro_batch,
+            samples_per_s: samples.map(|n| n as f64 / timeline.seconds_per_micro_batch),
+            workers: timeline.workers.iter().map(worker).collect(),
+            events: timeline.events.iter().map(event).collect(),
+        }
+    }
+
+    fn print(&self) {
+        let percent = |fraction: f64| format!("{:.1} %", 100.0 * fraction);
+        let speed = self.samples_per_s.map_or(String::new(), |s| format!(", {s:.1} samples/s"));
+        println!(
+            "makespan {}, bubble {}, {} a micro-batch{speed}",
+            seconds(self.makespan),
+            percent(self.bubble_fraction),
+            seconds(self.seconds_per_micro_batch),
+        );
+        for (rank, w) in self.workers.iter().enumerate() {
+            println!(
+                "worker {rank}: busy {}, bubble {}, communication {}, at most {} micro-batches in flight",
+                seconds(w.busy),
+                percent(w.bubble_fraction),
+                seconds(w.communication),
+                w.peak_activations
+            );
+        }
+    }
+}
+
+/// A time in a unit that suits it.
+fn seconds(t: f64) -> String {
+    let (factor, unit) = match t {
+        t if t >= 1.0 || t == 0.0 => (1.0, "s"),
+        t if t >= 1e-3 => (1e3, "ms"),
+        _ => (1e6, "µs"),
+    };
+    let number = format!("{:.3}", t * factor);
+    format!("{} {unit}", number.trim_end_matches('0').trim_end_matches('.'))
+}
+
+pub(super) fn run(args: &Args) -> Result<()> {
+    let subject = match &args.plan {
+        Some(plan) => planned(args, plan)?,
+        None => given(args)?,
+    };
+    let programs = lower(&make(args.kind, subject.wiring.stages.len(), args.micro_batches)?, &subject.wiring)?;
+    verify(&programs, &subject.wiring)?;
+    let timeline = simulate(&programs, &subject.wiring, &subject.costs)?;
+    let answer = Answer::new(&timeline, subject.samples);
+    if args.json {
+        return print_json(&answer);
+    }
+    answer.print();
+    let cell = args.cell.unwrap_or_else(|| timeline.shortest_pass());
+    if args.cell.is_some() && !(cell > 0.0 && cell.is_finite()) {
+        return Err(Error::config(format!("cell: more than 0 s expected, got {cell}")));
+    }
+    // Nothing takes any time.
+    if cell > 0.0 {
+        let (rows, cell) = (timeline.draw(cell, args.columns), seconds(cell));
+        println!("\n{rows}a character is {cell}; 0-9: forward, a-j: backward of micro-batch 0-9, mod 10; |: update");
+    }
+    Ok(())
+}
+
+/// Stages as the command line says.
+fn given(args: &Args) -> Result<Subject> {
+    let wiring = Wiring::straight(args.workers);
+    let (stages, edges) = (wiring.stages.len(), wiring.edges.len());
+    let (forward, backward) = (each("forward", &args.forward, stages)?, each("backward", &args.backward, stages)?);
+    let (update, bytes) = (each("update", &args.update, stages)?, each("bytes", &args.bytes, edges)?);
+    let link = link(args, Link { latency: 0.0, bandwidth: f64::INFINITY })?;
+    let stage = |s: usize| StageCost {
+        forward: forward[s],
+        input_grad: backward[s] / 2.0,
+        weight_grad: backward[s] / 2.0,
+        step: update[s],
+    };
+    let edge = |e: usize| {
+        let seconds = bytes[e] / link.bandwidth;
+        EdgeCost { forward: seconds, backward: seconds, latency: link.latency }
+    };
+    let costs =
+        Costs { stages: (0..stages).map(stage).collect(), edges: (0..edges).map(edge).collect(), overhead: 0.0 };
+    Ok(Subject { wiring, costs, samples: None })
+}
+
+/// The stages of a plan, as a profile says.
+fn planned(args: &Args, plan: &str) -> Result<Subject> {
+    let (graph, profile) = args.profiled.load()?;
+    let samples = args.profiled.micro_batch;
+    let of_an_update = if args.kind.is_synchronous() { args.micro_batches } else { 1 };
+    let nodes: Vec<NodeCost> = profile.at(samples)?.iter().map(|c| c.folding(of_an_update)).collect();
+    let link = link(args, Link { latency: 1e-6, bandwidth: 5e9 })?;
+    let plan = match stages_of_shape(plan) {
+        Some(stages) => plan_straight(&graph, &nodes, link, stages?, samples, DType::F32)?.plan,
+        None => Plan::load(&graph, plan.as_ref())?,
+    };
+    let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, DType::F32)?;
+    // As if each worker had a core of its own.
+    Ok(Subject { wiring: plan.wiring(true), costs: costs.faster(profile.crowding), samples: Some(samples) })
+}
+
+fn link(args: &Args, default: Link) -> Result<Link> {
+    let latency = args.latency.unwrap_or(default.latency);
+    let bandwidth = args.bandwidth.unwrap_or(default.bandwidth);
+    if !(latency >= 0.0 && latency.is_finite() && bandwidth > 0.0) {
+        return Err(Error::config(format!("a link of {bandwidth} bytes/s and a latency of {latency} s cannot be")));
+    }
+    Ok(Link { latency, bandwidth })
+}
+
+/// One number for all, or one for each of `n`.
+fn each(name: &str, numbers: &[f64], n: usize) -> Result<Vec<f64>> {
+    if let Some(wrong) = numbers.iter().find(|x| !(x.is_finite() && **x >= 0.0)) {
+        return Err(Error::config(format!("{name}: 0 or more expected, got {wrong}")));
+    }
+    match numbers {
+        [all] => Ok(vec![*all; n]),
+        _ if numbers.len() == n => Ok(numbers.to_vec()),
+        _ => Err(Error::config(format!("{name}: one number or {n} expected, got {}", numbers.len()))),
+    }
+}

@@ -1,0 +1,135 @@
+//! Profiles as rehearsals of a training step, and the throughput that is promised from them.
+mod demanding;
+
+use demanding::model;
+use pipewright::{
+    Result,
+    layers::Graph,
+    models::{self, ModelConfig},
+    optim::{Adam, Sgd},
+    pipeline::{
+        plan::Plan,
+        planner::Link,
+        predict::{costs, seconds_per_minibatch},
+        profile::{NodeCost, Profile},
+        schedule::{
+            Kind,
+            simulate::{Costs, StageCost},
+        },
+    },
+    tensor::{DType, Device},
+};
+
+/// A plan of `n` stages with free edges whose costs are whole numbers.
+fn staged(n: usize) -> Result<(Plan, Costs)> {
+    let plan = Plan::even(&model()?, n)?;
+    let stage = |s: usize| StageCost { forward: 1.0 + s as f64, input_grad: 2.0, weight_grad: 3.0, step: 4.0 };
+    let edges = vec![Default::default(); plan.edges().len()];
+    Ok((plan, Costs { stages: (0..n).map(stage).collect(), edges, overhead: 0.0 }))
+}
+
+#[test]
+fn without_messages_the_closed_forms_hold() -> Result<()> {
+    for n in 1..=4 {
+        let (plan, costs) = staged(n)?;
+        let slowest = n as f64 + 5.0;
+        let sum: f64 = (1..=n).map(|s| s as f64 + 5.0).sum();
+        for m in [1, 2, 8] {
+            let seconds = |kind, crowding| seconds_per_minibatch(kind, &plan, &costs, m, crowding);
+            let every = m as f64;
+            let flushed = (every - 1.0) * slowest + sum + 4.0;
+            // The first stages begin with the next minibatch while the last ones still work.
+            assert!(seconds(Kind::GPipe, 1.0)? <= flushed + 1e-9 && seconds(Kind::OneFOneB, 1.0)? <= flushed + 1e-9);
+            assert!(seconds(Kind::GPipe, 1.0)? >= every * slowest);
+            assert_eq!(seconds(Kind::Sequential, 1.0)?, every * sum + 4.0, "{n} {m}");
+            if m == 1 {
+                approx::assert_relative_eq!(seconds(Kind::PipeDream, 1.0)?, slowest + 4.0, max_relative = 1e-9);
+                // All workers share one core: they take what they take together.
+                let shared = seconds(Kind::PipeDream, n as f64)?;
+                approx::assert_relative_eq!(shared, (sum + 4.0 * n as f64) / n as f64, max_relative = 1e-9);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn costs_are_the_sums_of_the_nodes_and_the_bytes_over_the_links() -> Result<()> {
+    let g = model()?;
+    let plan = Plan::even(&g, 3)?;
+    let node = |n: usize| NodeCost { forward: n as f64, update: 1.0, ..NodeCost::default() };
+    let nodes: Vec<NodeCost> = (0..g.nodes().len()).map(node).collect();
+    let link = |a: usize, b: usize| Link { latency: (a + 10 * b) as f64, bandwidth: 2.0 };
+    let found = costs(&g, &plan, &nodes, &link, 5, DType::F32)?;
+    for (stage, cost) in plan.stages().iter().zip(&found.stages) {
+        assert_eq!(cost.forward, stage.nodes.iter().sum::<usize>() as f64);
+        assert_eq!(cost.step, stage.nodes.len() as f64);
+    }
+    for (edge, cost) in plan.edges().iter().zip(&found.edges) {
+        let [forward, backward] = plan.message_bytes(&g, edge, 5, DType::F32);
+        assert_eq!((cost.forward, cost.backward), (forward as f64 / 2.0, backward as f64 / 2.0));
+        assert_eq!(cost.latency, (edge.from + 10 * edge.to) as f64);
+    }
+    assert!(costs(&g, &plan, &nodes[1..], &link, 5, DType::F32).is_err());
+    Ok(())
+}
+
+fn profiled(g: &Graph) -> Result<[Profile; 2]> {
+    let (sgd, cpu) = (Sgd::new(0.1).momentum(0.9), Device::cpu(1)?);
+    let measured = Profile::measure(g, &sgd, &cpu, DType::F32, &[2, 4], 1.0, &mut || Ok(()))?;
+    Ok([measured, Profile::estimate(g, &sgd, DType::F32, &[2, 4])?])
+}
+
+#[test]
+fn every_model_is_rehearsed() -> Result<()> {
+    let config = ModelConfig { image: [32, 32, 3], classes: 10, width: Some(16) };
+    let mut graphs = vec![model()?];
+    for name in models::NAMES.iter().filter(|n| **n != "vgg16") {
+        graphs.push(models::by_name(name, &config)?.graph);
+    }
+    for g in graphs {
+        let [measured, estimated] = profiled(&g)?;
+        for (m, e) in measured.samples.iter().zip(&estimated.samples) {
+            for (m, e) in m.nodes.iter().zip(&e.nodes) {
+                assert_eq!(m.node, e.node);
+                let bytes = |c: &NodeCost| (c.output_bytes, c.param_bytes, c.saved_bytes);
+                assert_eq!(bytes(m), bytes(e), "{}", m.node);
+                for c in [m, e] {
+                    let learns = c.param_bytes > 0;
+                    assert_eq!([c.fold, c.update].map(|t| t > 0.0), [learns; 2], "{c:?}");
+                    assert!(!learns || c.forward > 0.0 && c.seconds() > c.forward, "{c:?}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_update_costs_what_its_optimizer_does() -> Result<()> {
+    let g = model()?;
+    let updates = |p: Profile| p.samples[0].nodes.iter().map(|c| c.update).sum::<f64>();
+    let sgd = updates(Profile::estimate(&g, &Sgd::new(0.1), DType::F32, &[2])?);
+    let momentum = updates(Profile::estimate(&g, &Sgd::new(0.1).momentum(0.9), DType::F32, &[2])?);
+    let adam = updates(Profile::estimate(&g, &Adam::new(0.1), DType::F32, &[2])?);
+    assert!(0.0 < sgd && sgd < momentum && momentum < adam, "{sgd} {momentum} {adam}");
+    let cost = NodeCost { weight_grad: 1.0, fold: 0.5, ..NodeCost::default() };
+    assert_eq!([1, 2, 5].map(|m| cost.folding(m).weight_grad), [1.0, 1.25, 1.4]);
+    Ok(())
+}
+
+#[test]
+fn profiles_of_before_updates_were_measured_are_read() -> Result<()> {
+    let g = model()?;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("profile.json");
+    let profile = Profile::estimate(&g, &Sgd::new(0.1), DType::F32, &[2])?;
+    profile.save(&file)?;
+    assert_eq!(Profile::load(&file, &g)?, profile);
+    let text = std::fs::read_to_string(&file).expect("the file");
+    let is_old = |l: &&str| !l.contains("\"update\"") && !l.contains("\"fold\"");
+    let old: Vec<&str> = text.lines().filter(is_old).collect();
+    std::fs::write(&file, old.join("\n")).expect("a file");
+    assert!(Profile::load(&file, &g)?.samples[0].nodes.iter().all(|c| c.update == 0.0));
+    Ok(())
+}
