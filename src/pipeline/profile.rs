@@ -322,7 +322,7 @@ mod tests {
     fn parts_fit_into_memory_where_nodes_do() {
         let node = |&saved_bytes: &usize| NodeCost { saved_bytes, ..NodeCost::default() };
         let parts = |bytes: &[usize]| parts(&bytes.iter().map(node).collect::<Vec<_>>(), 10);
-        assert_eq!(parts(&[1, 2, 3, 4]), [0..4]);
+        assert!(parts(&[1, 2, 3, 4]).iter().eq([&(0..4)]));
         assert_eq!(parts(&[1, 9, 1, 30, 0, 10, 5]), [0..2, 2..3, 3..4, 4..6, 6..7]);
         let held = NodeCost { output_bytes: 3, param_bytes: 2, ..NodeCost::default() };
         assert_eq!(super::parts(&[held.clone(), held], 25), [0..1, 1..2]);
