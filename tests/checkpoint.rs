@@ -65,7 +65,7 @@ fn part(recipe: &Recipe, plan: &Plan, range: Range<usize>, sizes: &[usize], root
             if !engine.reads_data() {
                 m.batch = None;
             }
-            engine.train(m)?;
+            engine.train(&m)?;
         }
         engine.drain()?;
         if rank == 0 {

@@ -186,7 +186,7 @@ fn train(fault: Fault, transport: &mut dyn Transport) -> Result<()> {
         let label = Tensor::zeros(&[batch], DType::I64, &device)?;
         let fields = vec![("x".into(), x), ("label".into(), label)];
         let batch = engine.reads_data().then(|| Batch { ids: ids.clone(), fields });
-        engine.train(Minibatch { number, ids, batch })?;
+        engine.train(&Minibatch { number, ids, batch })?;
     }
     engine.drain()
 }

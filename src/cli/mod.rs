@@ -1,5 +1,8 @@
 //! The command line: one file a command.
+mod bench;
+mod eval;
 mod plan;
+mod profile;
 mod profiled;
 mod schedule;
 mod simulate;
@@ -20,21 +23,31 @@ struct Cli {
 enum Command {
     /// Trains a model; under mpirun, as one of its ranks.
     Train(Box<train::Args>),
+    /// Evaluates a checkpoint of a run on the test set.
+    Eval(eval::Args),
+    /// Measures what each layer of a model costs.
+    Profile(profile::Args),
     /// Profiles a model and prints the plan for a number of stages.
     Plan(plan::Args),
     /// Prints the programs of a schedule, or proves edited ones.
     Schedule(schedule::Args),
     /// Predicts how long a schedule takes, and draws it.
     Simulate(simulate::Args),
+    /// Measures speed.
+    #[command(subcommand)]
+    Bench(bench::Command),
 }
 
 /// Runs the command that the process was started with; gives the exit status.
 pub fn main() -> std::process::ExitCode {
     let done = match Cli::parse().command {
         Command::Train(args) => train::run(*args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Profile(args) => profile::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Schedule(args) => schedule::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Bench(command) => bench::run(command),
     };
     match done {
         Ok(()) => std::process::ExitCode::SUCCESS,

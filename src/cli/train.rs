@@ -5,15 +5,19 @@ use crate::{
     data::{self, Data},
     models::{self, ModelConfig},
     optim::{Adam, Optimizer, Rate, Sgd},
-    pipeline::{faults, schedule::Kind},
+    pipeline::{faults, planner::stages_of_shape, schedule::Kind},
     tensor::DType,
-    train::{PlanChoice, Settings, Trainer},
+    train::{Control, EpochReport, Every, Files, PlanChoice, Settings, Trainer},
 };
-use serde::Deserialize;
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use serde::{Deserialize, Serialize};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 /// Every flag is also a key of the TOML file that `--config` names (with `_` for `-`); a flag wins over the file.
-#[derive(clap::Args, Deserialize, Default, Clone, Debug)]
+#[derive(clap::Args, Deserialize, Serialize, Default, Clone, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Args {
     /// A TOML file with any of these settings.
@@ -28,13 +32,13 @@ pub(super) struct Args {
     width: Option<usize>,
     /// The data: fashion-mnist, cifar10, cifar100, synthetic:… [default: fashion-mnist]
     #[arg(long)]
-    data: Option<String>,
+    pub(super) data: Option<String>,
     /// The schedule: sequential, gpipe, 1f1b, pipedream, pipedream-vertical, pipedream-nostash [default: pipedream]
     #[arg(long)]
     schedule: Option<String>,
-    /// A plan file; without it the model is profiled and partitioned
+    /// A plan file, or the workers of each stage, as in 1-1-1-1; without it as many stages as there are workers
     #[arg(long)]
-    plan: Option<PathBuf>,
+    pub(super) plan: Option<String>,
     /// Micro-batches of a minibatch under a synchronous schedule [default: 8]
     #[arg(long)]
     micro_batches: Option<usize>,
@@ -46,7 +50,7 @@ pub(super) struct Args {
     epochs: Option<u64>,
     /// Ends after this many minibatches
     #[arg(long)]
-    steps: Option<u64>,
+    pub(super) steps: Option<u64>,
     /// Ends after an epoch with at least this test accuracy, 0 to 1
     #[arg(long)]
     until: Option<f64>,
@@ -76,25 +80,39 @@ pub(super) struct Args {
     dtype: Option<String>,
     /// In-process workers; under mpirun the ranks are the workers [default: 1]
     #[arg(long)]
-    workers: Option<usize>,
+    pub(super) workers: Option<usize>,
     /// Threads of each worker's kernels [default: 1]
     #[arg(long)]
-    threads: Option<usize>,
+    pub(super) threads: Option<usize>,
     /// Plans from operation counts instead of the clock, so that a run can be repeated bit for bit
     #[arg(long)]
     deterministic: bool,
     /// Seconds that a worker waits for others before the job ends and says who waits for whom; 0 for ever [default: 300]
     #[arg(long)]
-    watchdog: Option<u64>,
-    /// The folder of the run: plan, profile, metrics and report
+    pub(super) watchdog: Option<u64>,
+    /// The folder of the run: settings, plan, profile, metrics, logs, checkpoints and report
     #[arg(long)]
-    out: Option<PathBuf>,
+    pub(super) out: Option<PathBuf>,
+    /// When checkpoints are written there: epoch, never, or after so many minibatches [default: epoch]
+    #[arg(long)]
+    checkpoints: Option<Every>,
+    /// How many checkpoints stay [default: 2]
+    #[arg(long)]
+    keep: Option<usize>,
+    /// Keeps the weights of the epoch with the best test accuracy in the folder `best` of the run
+    #[arg(long)]
+    pub(super) keep_best: bool,
+    /// Goes on from the newest checkpoint of the run in this folder [default: that of --out], or from this checkpoint, on any
+    /// number of workers
+    #[arg(long, value_name = "FOLDER")]
+    #[serde(skip_serializing)]
+    pub(super) resume: Option<Option<PathBuf>>,
     /// Prints the report as one JSON object, last
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     /// Prints no progress
     #[arg(long)]
-    quiet: bool,
+    pub(super) quiet: bool,
 }
 
 impl Args {
@@ -125,28 +143,119 @@ impl Args {
             deterministic: self.deterministic || file.deterministic,
             watchdog: self.watchdog.or(file.watchdog),
             out: self.out.or(file.out),
+            checkpoints: self.checkpoints.or(file.checkpoints),
+            keep: self.keep.or(file.keep),
+            keep_best: self.keep_best || file.keep_best,
+            resume: self.resume.or(file.resume),
             json: self.json || file.json,
             quiet: self.quiet || file.quiet,
         }
     }
 
+    /// Samples of a minibatch.
+    pub(super) fn batch(&self) -> usize {
+        self.batch.unwrap_or(Settings::default().batch)
+    }
+
+    /// The floating-point type.
+    pub(super) fn dtype(&self) -> Result<DType> {
+        match self.dtype.as_deref() {
+            None | Some("f32") => Ok(DType::F32),
+            Some("f64") => Ok(DType::F64),
+            Some(other) => Err(Error::config(format!("dtype: f32 or f64 expected, got {other:?}"))),
+        }
+    }
+
     fn settings(&self) -> Result<Settings> {
         let d = Settings::default();
-        let dtype = match self.dtype.as_deref() {
-            None | Some("f32") => DType::F32,
-            Some("f64") => DType::F64,
-            Some(other) => return Err(Error::config(format!("dtype: f32 or f64 expected, got {other:?}"))),
-        };
         Ok(Settings {
             schedule: self.schedule.as_deref().map_or(Ok(d.schedule), str::parse::<Kind>)?,
-            batch: self.batch.unwrap_or(d.batch),
+            batch: self.batch(),
             micro_batches: self.micro_batches.unwrap_or(d.micro_batches),
             seed: self.seed.unwrap_or(d.seed),
-            dtype,
+            dtype: self.dtype()?,
             threads: self.threads.unwrap_or(d.threads),
             deterministic: self.deterministic,
-            plan: self.plan.clone().map_or(PlanChoice::Auto, PlanChoice::File),
+            plan: match &self.plan {
+                None => PlanChoice::Auto,
+                Some(text) => match stages_of_shape(text) {
+                    Some(stages) => PlanChoice::Stages(stages?),
+                    None => PlanChoice::File(text.into()),
+                },
+            },
         })
+    }
+
+    fn files(&self) -> Result<Files> {
+        let d = Files::default();
+        let resume = match (&self.resume, &self.out) {
+            (Some(Some(folder)), _) => Some(folder.clone()),
+            (Some(None), Some(out)) => Some(out.clone()),
+            (Some(None), None) => {
+                return Err(Error::config("resume: of which run? Name its folder, or give --out"));
+            }
+            (None, _) => None,
+        };
+        let text = toml::to_string(self).map_err(|e| Error::config(format!("settings: {e}")))?;
+        let (every, keep) = (self.checkpoints.unwrap_or(d.every), self.keep.unwrap_or(d.keep));
+        Ok(Files { out: self.out.clone(), resume, every, keep, config: Some(text) })
+    }
+
+    /// With the settings of the file that `--config` names.
+    pub(super) fn with_config(self) -> Result<Args> {
+        match &self.config {
+            None => Ok(self),
+            Some(path) => {
+                let file = Args::load(path)?;
+                Ok(self.over(file))
+            }
+        }
+    }
+
+    /// Reads a file of settings.
+    pub(super) fn load(path: &Path) -> Result<Args> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        toml::from_str(&text).map_err(|e| Error::config(format!("{}: {e}", path.display())))
+    }
+
+    /// The model and the data.
+    pub(super) fn task(&self) -> Result<(Data, models::Model)> {
+        let data = data::by_name(self.data.as_deref().unwrap_or("fashion-mnist"))?;
+        let model = model_for(self.model.as_deref().unwrap_or("lenet"), self.width, &data)?;
+        Ok((data, model))
+    }
+
+    /// A trainer with all of these settings.
+    pub(super) fn trainer(&self) -> Result<Trainer> {
+        if self.until.is_some_and(|u| !(0.0..=1.0).contains(&u)) {
+            return Err(Error::config(format!("until: 0 to 1 expected, got {:?}", self.until.unwrap_or_default())));
+        }
+        let (settings, optimizer, files) = (self.settings()?, self.optimizer()?, self.files()?);
+        if self.keep_best && files.out.is_none() {
+            return Err(Error::config("keep_best: needs a folder to keep the weights in: give --out"));
+        }
+        if let Some(seconds) = self.watchdog {
+            faults::set_watchdog(Duration::from_secs(seconds));
+        }
+        let (data, model) = self.task()?;
+        let epochs = self.epochs.unwrap_or(if self.steps.is_some() { u64::MAX / 2 } else { 1 });
+        let mut trainer = Trainer::new(model.graph, model.loss, data)
+            .settings(settings)
+            .shared_optimizer(optimizer)
+            .files(files)
+            .epochs(epochs)
+            .workers(self.workers.unwrap_or(1))
+            .quiet(self.quiet);
+        if let Some(steps) = self.steps {
+            trainer = trainer.steps(steps);
+        }
+        if let Some(accuracy) = self.until {
+            trainer = trainer.until(accuracy);
+        }
+        if self.keep_best {
+            trainer = trainer.on_epoch(keep_best());
+        }
+        Ok(trainer)
     }
 
     fn optimizer(&self) -> Result<Arc<dyn Optimizer>> {
@@ -180,41 +289,22 @@ pub(super) fn model_for(name: &str, width: Option<usize>, data: &Data) -> Result
     models::by_name(name, &ModelConfig { image, classes, width })
 }
 
-pub(super) fn run(args: Args) -> Result<()> {
-    let args = match &args.config {
-        None => args,
-        Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-            let file = toml::from_str(&text).map_err(|e| Error::config(format!("{}: {e}", path.display())))?;
-            args.over(file)
+/// A hook that keeps the weights of the best epoch so far.
+fn keep_best() -> impl Fn(&EpochReport) -> Control + Send + Sync {
+    let best = Mutex::new(None);
+    move |report| {
+        let mut best = best.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_best = report.test_accuracy.is_some_and(|a| best.is_none_or(|b| a > b));
+        if is_best {
+            *best = report.test_accuracy;
         }
-    };
-    if args.until.is_some_and(|u| !(0.0..=1.0).contains(&u)) {
-        return Err(Error::config(format!("until: 0 to 1 expected, got {:?}", args.until.unwrap_or_default())));
+        if is_best { Control::Keep } else { Control::Continue }
     }
-    let (settings, optimizer) = (args.settings()?, args.optimizer()?);
-    if let Some(seconds) = args.watchdog {
-        faults::set_watchdog(Duration::from_secs(seconds));
-    }
-    let data = data::by_name(args.data.as_deref().unwrap_or("fashion-mnist"))?;
-    let model = model_for(args.model.as_deref().unwrap_or("lenet"), args.width, &data)?;
-    let epochs = args.epochs.unwrap_or(if args.steps.is_some() { u64::MAX / 2 } else { 1 });
-    let mut trainer = Trainer::new(model.graph, model.loss, data)
-        .settings(settings)
-        .shared_optimizer(optimizer)
-        .epochs(epochs)
-        .workers(args.workers.unwrap_or(1))
-        .quiet(args.quiet);
-    if let Some(steps) = args.steps {
-        trainer = trainer.steps(steps);
-    }
-    if let Some(accuracy) = args.until {
-        trainer = trainer.until(accuracy);
-    }
-    if let Some(out) = args.out {
-        trainer = trainer.out(out);
-    }
-    let report = trainer.run()?;
+}
+
+pub(super) fn run(args: Args) -> Result<()> {
+    let args = args.with_config()?;
+    let report = args.trainer()?.run()?;
     report.print();
     if args.json && report.worker == 0 {
         print_json(&report)?;

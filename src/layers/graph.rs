@@ -351,6 +351,18 @@ impl Graph {
         &self.params
     }
 
+    /// For each node, whether `node` is computed from it; it is itself one of them.
+    pub fn ancestors(&self, node: NodeId) -> Vec<bool> {
+        let mut wanted = vec![false; self.nodes.len()];
+        wanted[node] = true;
+        for n in (0..=node).rev() {
+            if wanted[n] {
+                self.nodes[n].inputs.iter().for_each(|v| wanted[v.node] = true);
+            }
+        }
+        wanted
+    }
+
     /// The node called `name`.
     pub fn find(&self, name: &str) -> Option<NodeId> {
         self.names.get(name).copied()

@@ -159,6 +159,16 @@ impl Plan {
         }
     }
 
+    /// The same stages with only what crosses between them when just the `wanted` nodes run, forward only.
+    pub fn forward_of(&self, wanted: &[bool]) -> Plan {
+        let is_wanted = |n: &NodeId| wanted.get(*n).copied().unwrap_or(false);
+        let edges = self.edges.iter().filter_map(|e| {
+            let consumers: Vec<NodeId> = e.consumers.iter().copied().filter(is_wanted).collect();
+            (!consumers.is_empty()).then(|| Edge { consumers, needs_grad: false, folded: true, ..e.clone() })
+        });
+        Plan { stages: self.stages.clone(), edges: edges.collect() }
+    }
+
     /// The most bytes of data that a message of `edge` holds for `samples` samples a micro-batch: forward, backward.
     pub fn message_bytes(&self, graph: &Graph, edge: &Edge, samples: usize, float: DType) -> [usize; 2] {
         let (dtype, shape) = graph.shape(edge.value, samples, float);

@@ -72,7 +72,7 @@ pub fn seconds_per_minibatch(
 ) -> Result<f64> {
     let (wiring, workers) = (plan.wiring(true), plan.workers());
     let minibatches = if kind.is_synchronous() { 1 } else { ASYNCHRONOUS };
-    let mut programs = lower(&make(kind, workers, micro_batches * minibatches)?, &wiring)?;
+    let mut programs = lower(&make(kind, workers, micro_batches * minibatches)?.placed(&wiring)?, &wiring)?;
     if kind.is_synchronous() {
         // A minibatch is a period.
         programs.micro_batches *= SYNCHRONOUS;

@@ -4,7 +4,7 @@ mod rehearsal;
 use crate::{
     Context, Error, Result,
     layers::{Graph, NodeId},
-    optim::Optimizer,
+    optim::{Optimizer, Sgd},
     tensor::{DType, Device},
 };
 use rehearsal::Rehearsal;
@@ -138,6 +138,18 @@ impl Profile {
             Ok(Sample { micro_batch, nodes: rehearsal.run(&clock)? })
         };
         Ok(Profile { crowding: 1.0, samples: sizes.iter().map(count).collect::<Result<_>>()? })
+    }
+
+    /// Floating-point operations of the forward and backward passes of a micro-batch of `size` samples; a multiply-add counts as
+    /// two.
+    ///
+    /// # Errors
+    /// If a layer fails on so many samples.
+    pub fn operations(graph: &Graph, dtype: DType, size: usize) -> Result<f64> {
+        let (meta, optimizer) = (Device::meta(), Sgd::new(0.0));
+        let all = 0..graph.nodes().len();
+        let mut rehearsal = Rehearsal::new(graph, all, size, &optimizer, dtype, &meta)?;
+        Ok(rehearsal.run(&|| meta.backend().counted().0 as f64)?.iter().map(NodeCost::seconds).sum())
     }
 
     /// The profile of several workers: the median of each time.

@@ -46,10 +46,12 @@ pub enum Operation {
     Gather,
     /// Waiting for all workers at the clean end.
     Finish,
+    /// Waiting for the first worker to begin a minibatch.
+    Follow,
 }
 
 impl Operation {
-    const ALL: [Operation; 13] = [
+    const ALL: [Operation; 14] = [
         Operation::Start,
         Operation::Forward,
         Operation::Backward,
@@ -63,6 +65,7 @@ impl Operation {
         Operation::Wait,
         Operation::Gather,
         Operation::Finish,
+        Operation::Follow,
     ];
 }
 
@@ -139,6 +142,7 @@ impl fmt::Display for Doing {
             Operation::Wait => message(f, "wait for the send of", "to"),
             Operation::Gather => f.write_str("gather from all workers"),
             Operation::Finish => f.write_str("wait for all workers at the end"),
+            Operation::Follow => f.write_str("wait for worker 0 to begin the next minibatch"),
         }
     }
 }

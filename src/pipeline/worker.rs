@@ -1,6 +1,7 @@
 //! A worker: one short interpreter of instructions. What a schedule means is where its instructions stand; nothing here knows
 //! its name.
 use super::{
+    lead::Lead,
     plan::Plan,
     schedule::{Direction, Inst, Message, MicroBatch},
     stage::{Forward, Measured, Ports, Stage, Task},
@@ -57,7 +58,7 @@ pub enum Spent {
     Data,
     /// Waiting for messages of other workers.
     Receive,
-    /// Starting sends and waiting for their end.
+    /// Starting receives and sends, and waiting for the end of sends.
     Send,
 }
 
@@ -198,7 +199,7 @@ impl<'t> Worker<'t> {
             Inst::W { stage, mb } => (Spent::Compute, self.stage(stage).and_then(|s| s.weight(mb))),
             Inst::Step { stage, keep } => (Spent::Step, self.stage(stage).and_then(|s| s.step(keep))),
             Inst::Free { stage, version } => (Spent::Step, self.stage(stage).and_then(|s| s.free(version))),
-            Inst::Post(m) => (Spent::Receive, self.post(m, mission)),
+            Inst::Post(m) => (Spent::Send, self.post(m, mission)),
             Inst::Recv(m) => (Spent::Receive, self.receive(m)),
             Inst::Send(m) => (Spent::Send, self.send(m, mission)),
             Inst::Wait(m) => (Spent::Send, self.wait(m)),
@@ -319,6 +320,15 @@ impl<'t> Worker<'t> {
     fn wait(&mut self, m: Message) -> Result<()> {
         let ticket = self.sending.remove(&m).ok_or_else(|| Error::schedule("a wait for what was not sent"))?;
         self.transport.wait(ticket).map(|_| ())
+    }
+
+    /// Whether training goes on with minibatch `number`: see [`Lead::goes_on`].
+    pub fn follow(&mut self, lead: &mut Lead, number: u64, stop: bool) -> Result<bool> {
+        self.status.begin(Doing::only(Operation::Follow));
+        let start = Instant::now();
+        let goes_on = lead.goes_on(self.transport, number, stop);
+        self.times.add(Spent::Receive, start);
+        goes_on
     }
 
     /// Training goes on to minibatch `number`, for the status page.

@@ -7,15 +7,17 @@ use super::{
 use crate::{
     Context, Error, Result,
     autograd::Mode,
-    data::{Loader, Sampler},
+    data::{Batch, Loader, Sampler},
+    layers::Value,
     pipeline::{
+        lead::Lead,
         plan::Plan,
-        schedule::{self, Kind, Programs},
+        schedule::{self, Kind, Programs, Wiring},
         stage::{Measured, Ports, Stage},
         transport::Transport,
         worker::{self, Mission, Worker},
     },
-    tensor::Device,
+    tensor::{Device, Tensor},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
@@ -64,6 +66,7 @@ pub struct Engine<'t> {
     programs: HashMap<(bool, usize), Arc<Programs>>,
     losses: Vec<StepLoss>,
     next: u64,
+    lead: Lead,
 }
 
 /// More minibatches than any run has: the end of a stream that is not known yet.
@@ -82,10 +85,12 @@ impl<'t> Engine<'t> {
         let mine = (0..plan.stages().len()).filter(|&s| plan.stages()[s].workers.contains(&rank));
         let stages = mine.map(|s| Stage::new(&setup, &plan, s, &device)).collect::<Result<Vec<_>>>()?;
         let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype);
+        let lead = Lead::new(&device)?;
         let worker = Worker::new(recipe.graph.clone(), recipe.settings.dtype, device, transport, stages);
         let (programs, losses) = (HashMap::new(), Vec::new());
-        let ports = (0..plan.stages().len()).map(|s| Ports::new(&plan, s)).collect();
-        Ok(Engine { recipe, plan: Arc::new(plan), ports, worker, feed, streaming: None, programs, losses, next: 0 })
+        let ports = ports(&plan);
+        let plan = Arc::new(plan);
+        Ok(Engine { recipe, plan, ports, worker, feed, streaming: None, programs, losses, next: 0, lead })
     }
 
     /// The partition.
@@ -118,6 +123,17 @@ impl<'t> Engine<'t> {
         self.worker.stages().any(|s| s.index() == 0)
     }
 
+    /// Whether this worker has the loss, and so what is known of it.
+    pub fn has_loss(&self) -> bool {
+        let loss = self.recipe.graph.loss_node();
+        self.worker.stages().any(|s| loss.is_some_and(|n| self.plan.stages()[s.index()].nodes.contains(&n)))
+    }
+
+    /// Whether all workers go on with the next minibatch: see [`Lead`].
+    pub fn goes_on(&mut self, stop: bool) -> Result<bool> {
+        self.worker.follow(&mut self.lead, self.next, stop)
+    }
+
     /// Proven programs for `n` micro-batches (synchronous: of one minibatch).
     fn programs(&mut self, train: bool, n: usize) -> Result<Arc<Programs>> {
         if let Some(p) = self.programs.get(&(train, n)) {
@@ -126,11 +142,9 @@ impl<'t> Engine<'t> {
         let workers = self.plan.stages().len();
         let kind = self.recipe.settings.schedule;
         let plain = if train { schedule::make(kind, workers, n)? } else { schedule::evaluate(workers, n)? };
-        let wiring = self.plan.wiring(train);
-        let lowered = Arc::new(schedule::lower(&plain, &wiring)?);
-        schedule::verify(&lowered, &wiring)?;
-        self.programs.insert((train, n), lowered.clone());
-        Ok(lowered)
+        let proven = Arc::new(proven(plain, &self.plan.wiring(train))?);
+        self.programs.insert((train, n), proven.clone());
+        Ok(proven)
     }
 
     fn mission(&self, mode: Mode) -> Mission {
@@ -148,8 +162,8 @@ impl<'t> Engine<'t> {
     ///
     /// # Errors
     /// With rank, stage, micro-batch and operation.
-    pub fn train(&mut self, minibatch: Minibatch) -> Result<()> {
-        self.train_inner(&minibatch).context(|| format!("minibatch {}", minibatch.number))
+    pub fn train(&mut self, minibatch: &Minibatch) -> Result<()> {
+        self.train_inner(minibatch).context(|| format!("minibatch {}", minibatch.number))
     }
 
     fn train_inner(&mut self, minibatch: &Minibatch) -> Result<()> {
@@ -166,7 +180,7 @@ impl<'t> Engine<'t> {
         let mission = self.mission(Mode::Train);
         let rank = self.worker.rank();
         if self.kind().is_synchronous() {
-            let n = self.feed.add(minibatch, 0, size)?;
+            let n = self.feed.add(minibatch, 0, size, None)?;
             let programs = self.programs(true, n)?;
             worker::run(&mut self.worker, programs.stream(rank), &mission, &mut self.feed)?;
             self.worker.restart()?;
@@ -175,7 +189,7 @@ impl<'t> Engine<'t> {
             return Ok(());
         }
         let stream = self.streaming.take().unwrap_or(Streaming { first: minibatch.number, fed: 0, done: 0 });
-        self.feed.add(minibatch, stream.fed, size)?;
+        self.feed.add(minibatch, stream.fed, size, None)?;
         let fed = stream.fed + 1;
         let programs = self.programs(true, ENDLESS)?;
         let ready = |inst: &schedule::Inst| inst.mb().is_none_or(|mb| mb < fed);
@@ -232,7 +246,7 @@ impl<'t> Engine<'t> {
             {
                 let batch = data.as_mut().and_then(Iterator::next).transpose()?;
                 let (_, ids) = sampler.minibatch(mb as u64)?;
-                self.feed.add(&Minibatch { number: mb as u64, ids, batch }, mb, size)?;
+                self.feed.add(&Minibatch { number: mb as u64, ids, batch }, mb, size, None)?;
                 fed = mb + 1;
             }
             worker::run(&mut self.worker, [inst], &mission, &mut self.feed).context(|| "evaluation")?;
@@ -247,6 +261,60 @@ impl<'t> Engine<'t> {
         });
         let all = self.gather(&found)?;
         all.into_iter().flatten().next().ok_or_else(|| Error::graph("no worker has the loss"))
+    }
+
+    /// Drains, then gives `value` for the samples of `batch`, computed forward in evaluation mode, the same on every worker. Only
+    /// the fields that `value` depends on are read (so no label is needed for a prediction), and only on the first worker.
+    ///
+    /// # Errors
+    /// If the value does not exist or is not one per sample, the batch is empty or lacks a field, or with rank, stage,
+    /// micro-batch and operation.
+    pub fn predict(&mut self, batch: &Batch, value: Value) -> Result<Tensor> {
+        self.predict_inner(batch, value).context(|| "prediction")
+    }
+
+    fn predict_inner(&mut self, batch: &Batch, value: Value) -> Result<Tensor> {
+        let graph = self.recipe.graph.clone();
+        if value.node >= graph.nodes().len() || value.output >= graph.output_count(value.node) {
+            return Err(Error::graph(format!("the graph has no value {value:?}")));
+        }
+        if !graph.is_per_sample(value) {
+            let name = &graph.nodes()[value.node].name;
+            return Err(Error::graph(format!("{name:?} does not give a value for each sample")));
+        }
+        if batch.is_empty() {
+            return Err(Error::data("no samples"));
+        }
+        self.drain()?;
+        let wanted = graph.ancestors(value.node);
+        let plan = Arc::new(self.plan.forward_of(&wanted));
+        let size = self.recipe.settings.micro_batch();
+        let minibatch =
+            Minibatch { number: 0, ids: batch.ids.clone(), batch: self.reads_data().then(|| batch.clone()) };
+        let n = self.feed.add(&minibatch, 0, size, Some(&wanted))?;
+        let programs = proven(schedule::evaluate(plan.stages().len(), n)?, &plan.wiring(false))?;
+        let (ports, wanted) = (ports(&plan), Some(wanted.into()));
+        let mission = Mission { mode: Mode::Eval, plan, ports, samples: size, wanted, ask: vec![value] };
+        let rank = self.worker.rank();
+        worker::run(&mut self.worker, programs.stream(rank), &mission, &mut self.feed)?;
+        self.worker.restart()?;
+        let mut pieces = self.worker.take_asked();
+        pieces.sort_by_key(|(mb, ..)| *mb);
+        let pieces: Vec<Tensor> = pieces.into_iter().map(|(.., t)| t).collect();
+        let mine = if pieces.is_empty() { Vec::new() } else { Tensor::concat(&pieces, 0)?.host_bytes()?.to_vec() };
+        let all = self.worker.transport().all_gather(&mine)?;
+        let bytes = all.into_iter().find(|b| !b.is_empty()).unwrap_or_default();
+        let (dtype, shape) = graph.shape(value, batch.len(), self.recipe.settings.dtype);
+        Tensor::from_bytes(&bytes, dtype, &shape, self.worker.device())
+    }
+
+    /// Waits until everything that was sent has arrived: the end of a run.
+    ///
+    /// # Errors
+    /// If another worker fails.
+    pub fn finish(&mut self) -> Result<()> {
+        self.drain()?;
+        self.lead.finish(self.worker.transport())
     }
 
     /// Gives every worker the values of all of them, in order of rank.
@@ -271,6 +339,18 @@ impl<'t> Engine<'t> {
         }
         Ok(hex(&hash.finalize()))
     }
+}
+
+/// The edges of all stages.
+fn ports(plan: &Plan) -> Arc<[Ports]> {
+    (0..plan.stages().len()).map(|s| Ports::new(plan, s)).collect()
+}
+
+/// Programs of compute instructions, placed on their workers, with communication, and proven.
+fn proven(plain: Programs, wiring: &Wiring) -> Result<Programs> {
+    let lowered = schedule::lower(&plain.placed(wiring)?, wiring)?;
+    schedule::verify(&lowered, wiring)?;
+    Ok(lowered)
 }
 
 fn hex(bytes: &[u8]) -> String {

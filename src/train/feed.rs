@@ -43,13 +43,20 @@ impl Pieces {
         Pieces { graph, seed, dtype, waiting: BTreeMap::new() }
     }
 
-    /// Cuts a minibatch into micro-batches of at most `size` samples, numbered from `first`; returns their number.
+    /// Cuts a minibatch into micro-batches of at most `size` samples, numbered from `first`; returns their number. Only inputs
+    /// among the `wanted` nodes are read (`None`: all).
     ///
     /// # Errors
     /// If a field that the graph reads is missing or has another shape.
-    pub fn add(&mut self, minibatch: &Minibatch, first: MicroBatch, size: usize) -> Result<usize> {
+    pub fn add(
+        &mut self,
+        minibatch: &Minibatch,
+        first: MicroBatch,
+        size: usize,
+        wanted: Option<&[bool]>,
+    ) -> Result<usize> {
         let whole = match &minibatch.batch {
-            Some(batch) => Some(self.whole(batch).context(|| format!("minibatch {}", minibatch.number))?),
+            Some(batch) => Some(self.whole(batch, wanted).context(|| format!("minibatch {}", minibatch.number))?),
             None => None,
         };
         let mut count = 0;
@@ -67,9 +74,13 @@ impl Pieces {
     }
 
     /// The values of the graph's inputs for a whole minibatch, and its total weight.
-    fn whole(&self, batch: &Batch) -> Result<HashMap<NodeId, Tensor>> {
+    fn whole(&self, batch: &Batch, wanted: Option<&[bool]>) -> Result<HashMap<NodeId, Tensor>> {
         let mut sources = HashMap::new();
-        for (n, node) in self.graph.nodes().iter().enumerate().filter(|(_, n)| matches!(n.kind, NodeKind::Input)) {
+        let is_wanted = |n: NodeId| wanted.is_none_or(|w| w.get(n).copied().unwrap_or(false));
+        for (n, node) in self.graph.nodes().iter().enumerate() {
+            if !matches!(node.kind, NodeKind::Input) || !is_wanted(n) {
+                continue;
+            }
             let t = batch.field(&node.name)?;
             let value = crate::layers::Value { node: n, output: 0 };
             let (dtype, shape) = self.graph.shape(value, batch.len(), self.dtype);
@@ -78,7 +89,7 @@ impl Pieces {
             }
             sources.insert(n, t.cast(dtype)?);
         }
-        if let (Some(loss), Some(total)) = (self.graph.loss_node(), self.graph.total_node()) {
+        if let (Some(loss), Some(total)) = (self.graph.loss_node(), self.graph.total_node().filter(|&n| is_wanted(n))) {
             let target = self.graph.nodes()[loss].inputs.get(1).and_then(|v| sources.get(&v.node));
             let target = target.ok_or_else(|| Error::graph("the loss has no target"))?;
             let loss = self.graph.loss(loss).ok_or_else(|| Error::graph("the loss is no loss"))?;

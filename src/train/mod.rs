@@ -1,13 +1,20 @@
 //! Training: the loop around the pipeline.
 mod engine;
 mod feed;
+mod files;
+mod log;
 mod planning;
 mod report;
+mod saving;
+mod session;
 mod settings;
+mod tally;
 mod trainer;
 
 pub use engine::{Engine, Evaluation, StepLoss};
 pub use feed::{Minibatch, Pieces};
+pub use files::{CONFIG, Every, Files};
 pub use report::{EpochReport, Report, StageReport, WorkerReport};
+pub use session::Session;
 pub use settings::{PlanChoice, Recipe, Settings};
 pub use trainer::{Control, Trainer};

@@ -2,7 +2,7 @@
 use super::settings::{PlanChoice, Recipe};
 use crate::{
     Error, Result,
-    layers::NodeId,
+    layers::{Graph, NodeId, NodeKind},
     pipeline::{
         plan::Plan,
         planner::{self, Link},
@@ -68,6 +68,8 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
             Plan::straight(graph, &names.iter().map(find).collect::<Result<Vec<NodeId>>>()?)?
         }
         PlanChoice::File(path) => Plan::load(graph, path)?,
+        PlanChoice::Given(plan) => plan.clone(),
+        PlanChoice::Stages(stages) => cut(*stages)?.plan,
     };
     let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| whole[n].seconds()).sum::<f64>();
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
@@ -87,6 +89,22 @@ pub fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(
     transport.all_gather(&bytes)?.iter().map(|b| serde_json::from_slice(b).map_err(fault)).collect()
 }
 
+/// A hash of what a model consists of: its nodes, their settings as far as shapes show them, and its parameters.
+pub(super) fn fingerprint(graph: &Graph) -> String {
+    let mut hash = Sha256::new();
+    for n in graph.nodes() {
+        let kind = match &n.kind {
+            NodeKind::Layer(layer) => layer.kind(),
+            _ => "",
+        };
+        hash.update(format!("{} {kind} {:?} {:?}\n", n.name, n.inputs, n.params));
+    }
+    for p in graph.params() {
+        hash.update(format!("{} {:?}\n", p.name, p.spec));
+    }
+    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+}
+
 /// Makes sure that all ranks run the same program on the same task.
 ///
 /// # Errors
@@ -95,11 +113,9 @@ pub fn agree(recipe: &Recipe, task: &str, transport: &mut dyn Transport) -> Resu
     // Threads of one process cannot differ in it; it is read only where ranks could.
     let exe = launcher::detect().and_then(|_| std::env::current_exe().and_then(std::fs::read).ok());
     let exe = exe.map(|bytes| format!("{:x?}", Sha256::digest(bytes).as_slice()));
-    let graph: Vec<String> =
-        recipe.graph.nodes().iter().map(|n| format!("{} {:?} {:?}", n.name, n.inputs, n.params)).collect();
     let mine = [
         ("the program", exe.unwrap_or_default()),
-        ("the model", format!("{:x?}", Sha256::digest(graph.join("\n")).as_slice())),
+        ("the model", fingerprint(&recipe.graph)),
         ("the optimizer", recipe.optimizer.describe()),
         ("the settings", format!("{:?} {task}", recipe.settings)),
     ];

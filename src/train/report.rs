@@ -22,7 +22,7 @@ pub struct StageReport {
 }
 
 /// One epoch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EpochReport {
     /// From 0.
     pub epoch: u64,
@@ -38,6 +38,16 @@ pub struct EpochReport {
     pub samples: u64,
 }
 
+impl EpochReport {
+    /// The report in words.
+    pub fn summary(&self) -> String {
+        let accuracy = self.test_accuracy.map_or(String::new(), |a| format!(", test accuracy {:.2} %", 100.0 * a));
+        let speed = self.samples as f64 / self.seconds;
+        let EpochReport { epoch, train_loss, seconds, .. } = self;
+        format!("epoch {epoch}: loss {train_loss:.4}{accuracy}, {seconds:.1} s, {speed:.0} samples/s")
+    }
+}
+
 /// What a worker did and held.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
@@ -47,7 +57,7 @@ pub struct WorkerReport {
     pub busy: f64,
     /// Seconds of waiting for other workers.
     pub waiting: f64,
-    /// Seconds of starting sends, and of waiting for their end.
+    /// Seconds of starting receives and sends, and of waiting for the end of sends.
     pub sending: f64,
     /// Instructions done.
     pub instructions: u64,
@@ -114,8 +124,11 @@ pub struct Report {
     pub efficiency: f64,
     /// Time of waiting for others / time in all, over all workers.
     pub bubble_fraction: f64,
-    /// Time of sending / time in all, over all workers.
+    /// Time of starting receives and sends and of waiting for the end of sends / time in all, over all workers.
     pub communication_fraction: f64,
+    /// Microseconds of an instruction that are neither compute nor waiting for another worker, on average over all workers:
+    /// what the runtime and the transport cost.
+    pub overhead_us: f64,
     /// The stages.
     pub stages: Vec<StageReport>,
     /// For each worker, the most bytes of its pool in use at once.
@@ -124,7 +137,9 @@ pub struct Report {
     pub rss_bytes: Vec<usize>,
     /// Over all workers, requests that the pools could not serve from returned buffers, once they were warm.
     pub pool_misses_after_warmup: u64,
-    /// Updates since training began.
+    /// For each worker, the instructions that it did while training.
+    pub instructions: Vec<u64>,
+    /// Minibatches since training began.
     pub steps: u64,
     /// Whether it was told to stop before its end.
     pub interrupted: bool,
@@ -158,7 +173,7 @@ impl Report {
              accuracy        {accuracy}\n\
              throughput      {:.1} samples/s measured, {:.1} predicted ({off:+.1} %)\n\
              efficiency      {:.1} % (ideal / actual time)\n\
-             bubble          {:.1} % waiting, {:.1} % communicating\n\
+             bubble          {:.1} % waiting, {:.1} % communicating, {:.1} µs of overhead an instruction\n\
              memory per rank {} MB of tensors at most, {} MB in the process\n\
              weights         {}",
             self.schedule,
@@ -169,6 +184,7 @@ impl Report {
             100.0 * self.efficiency,
             100.0 * self.bubble_fraction,
             100.0 * self.communication_fraction,
+            self.overhead_us,
             list(&self.pool_peak_bytes),
             list(&self.rss_bytes),
             &self.weights_sha256[..16.min(self.weights_sha256.len())],

@@ -3,7 +3,7 @@ use crate::{
     Error, Result,
     layers::Graph,
     optim::Optimizer,
-    pipeline::{schedule::Kind, stage::Setup},
+    pipeline::{plan::Plan, schedule::Kind, stage::Setup},
     tensor::DType,
 };
 use std::{path::PathBuf, sync::Arc};
@@ -17,6 +17,10 @@ pub enum PlanChoice {
     Cuts(Vec<String>),
     /// As a file says.
     File(PathBuf),
+    /// As it was before, on resuming.
+    Given(Plan),
+    /// By the planner, into so many stages of one worker each.
+    Stages(usize),
 }
 
 /// The settings of a run. The defaults are those of the command line.

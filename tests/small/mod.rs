@@ -74,7 +74,7 @@ pub fn train_on(
         if !engine.reads_data() {
             m.batch = None;
         }
-        engine.train(m)?;
+        engine.train(&m)?;
         if drains.contains(&i) {
             engine.drain()?;
         }

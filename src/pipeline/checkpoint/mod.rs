@@ -19,7 +19,7 @@ mod read;
 mod stage;
 mod write;
 
-pub use read::{Checkpoint, Latest, latest, open};
+pub use read::{Checkpoint, Latest, any, is_one, latest, open};
 pub use stage::{load_stage, stage_tensors};
 pub use write::{begin, commit, write_stage};
 
@@ -44,6 +44,9 @@ pub struct Position {
     pub config: String,
     /// The plan that ran, as a plan file.
     pub plan: String,
+    /// What the training loop wants to find again, such as the results of earlier epochs.
+    #[serde(default)]
+    pub history: serde_json::Value,
 }
 
 /// A file of a checkpoint as `COMMIT` lists it.

@@ -73,6 +73,19 @@ pub fn latest(root: &Path) -> Result<Latest> {
     Ok(Latest { checkpoint: None, ignored })
 }
 
+/// Whether `folder` is a checkpoint, and not a folder of them.
+pub fn is_one(folder: &Path) -> bool {
+    folder.join(COMMIT).exists()
+}
+
+/// Whether there are checkpoints in `root`, complete or not.
+///
+/// # Errors
+/// If the folder is there but cannot be read.
+pub fn any(root: &Path) -> Result<bool> {
+    Ok(root.exists() && !entries(root)?.is_empty())
+}
+
 /// The names in `root` that are those of checkpoints, by step, the final one of a step last.
 pub(super) fn entries(root: &Path) -> Result<Vec<String>> {
     let io = |e| Error::io(root, e);

@@ -136,6 +136,26 @@ impl Programs {
     }
 }
 
+impl Programs {
+    /// Programs that were made for stage r on worker r, for the placement of `wiring`.
+    ///
+    /// # Errors
+    /// If it does not put every stage on a worker of its own.
+    pub fn placed(mut self, wiring: &Wiring) -> Result<Programs> {
+        let mut workers = vec![None; self.workers.len()];
+        for (stage, program) in std::mem::take(&mut self.workers).into_iter().enumerate() {
+            let slot = wiring.worker(stage).and_then(|w| workers.get_mut(w)).filter(|slot| slot.is_none());
+            let slot = slot.ok_or_else(|| {
+                let on = wiring.stages.get(stage);
+                Error::schedule(format!("stage {stage} is on workers {on:?}; one each, of its own, expected"))
+            })?;
+            *slot = Some(program);
+        }
+        self.workers = workers.into_iter().flatten().collect();
+        Ok(self)
+    }
+}
+
 impl Wiring {
     /// The straight placement: stage r on worker r, each stage feeding the next.
     pub fn straight(workers: usize) -> Wiring {

@@ -1,0 +1,109 @@
+//! `pipewright bench`
+use super::{print_json, train};
+use crate::{Result, pipeline::profile::Profile, train::Session};
+use std::time::Instant;
+
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Times single training steps of a pipeline that has filled up. Takes the flags of `train`.
+    Step(Box<Step>),
+}
+
+#[derive(clap::Args)]
+pub(super) struct Step {
+    /// Minibatches before the clock starts
+    #[arg(long, default_value_t = 8)]
+    warm: u64,
+    #[command(flatten)]
+    train: train::Args,
+}
+
+/// Steps that are timed unless `--steps` says how many.
+const STEPS: u64 = 32;
+
+#[derive(serde::Serialize)]
+struct Answer {
+    schedule: String,
+    workers: usize,
+    /// The median, on the slowest worker.
+    seconds_per_step: f64,
+    samples_per_s: f64,
+    /// Floating-point operations a second of each core in use, in billions.
+    gflops_per_core: f64,
+    /// Of the timed steps and the draining of the pipeline.
+    efficiency: f64,
+    bubble_fraction: f64,
+    overhead_us: f64,
+    instructions: Vec<u64>,
+}
+
+pub(super) fn run(command: Command) -> Result<()> {
+    let Command::Step(step) = command;
+    let mut args = step.train.with_config()?;
+    let (steps, warm) = (args.steps.take().unwrap_or(STEPS).max(1), step.warm);
+    let (_, model) = args.task()?;
+    let (batch, dtype) = (args.batch(), args.dtype()?);
+    let operations = Profile::operations(&model.graph, dtype, batch)?;
+    let cores_each = args.threads.unwrap_or(1);
+    let trainer = args.trainer()?;
+    let (answer, rank) = trainer.run_with(|session| {
+        let seconds = time(session, warm, steps)?;
+        let report = session.report()?;
+        let answer = Answer {
+            seconds_per_step: seconds,
+            samples_per_s: batch as f64 / seconds,
+            gflops_per_core: operations / seconds / (report.workers * cores_each) as f64 / 1e9,
+            schedule: report.schedule,
+            workers: report.workers,
+            efficiency: report.efficiency,
+            bubble_fraction: report.bubble_fraction,
+            overhead_us: report.overhead_us,
+            instructions: report.instructions,
+        };
+        Ok((answer, report.worker))
+    })?;
+    match (rank, args.json) {
+        (0, true) => print_json(&answer),
+        (0, false) => {
+            println!(
+                "{} on {} workers: {:.3} ms a step, {:.1} samples/s, {:.1} GFLOP/s a core, {:.1} % efficiency, {:.1} µs of \
+                 overhead an instruction",
+                answer.schedule,
+                answer.workers,
+                1e3 * answer.seconds_per_step,
+                answer.samples_per_s,
+                answer.gflops_per_core,
+                100.0 * answer.efficiency,
+                answer.overhead_us
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The median seconds of a step on the slowest worker, after `warm` steps.
+fn time(session: &mut Session, warm: u64, steps: u64) -> Result<f64> {
+    let mut times = Vec::new();
+    let mut last = Instant::now();
+    for step in 0..warm + steps {
+        // An epoch's end is no end here.
+        let batch = match session.next_batch()? {
+            Some(batch) => Some(batch),
+            None => session.next_batch()?,
+        };
+        let Some(batch) = batch else { break };
+        session.step(&batch)?;
+        let now = Instant::now();
+        if step >= warm {
+            times.push((now - last).as_secs_f64());
+        }
+        last = now;
+        if step + 1 == warm {
+            session.reset_clock();
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
+    Ok(session.gather(&median)?.into_iter().fold(0.0, f64::max))
+}

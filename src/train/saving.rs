@@ -1,0 +1,110 @@
+//! Checkpoints of a run: all workers call the same functions at the same place.
+use super::{engine::Engine, planning, settings::Recipe};
+use crate::{
+    Context, Error, Result,
+    data::Data,
+    pipeline::{
+        checkpoint::{self, Checkpoint, Position},
+        plan::Plan,
+        transport::Transport,
+    },
+};
+use std::path::{Path, PathBuf};
+
+/// What a run must have in common with one that it goes on from, a line a matter.
+pub(super) fn identity(recipe: &Recipe, data: &Data) -> String {
+    let s = &recipe.settings;
+    let schedule = if s.schedule.is_synchronous() { "synchronous" } else { s.schedule.name() };
+    // Every synchronous schedule gives the same numbers, for every number of workers.
+    let micro_batches = if s.schedule.is_synchronous() { s.micro_batches } else { 1 };
+    [
+        format!("model: {}", planning::fingerprint(&recipe.graph)),
+        format!("data: {}, {} samples", data.train.name(), data.train.len()),
+        format!("optimizer: {}", recipe.optimizer.describe()),
+        format!("schedule: {schedule}"),
+        format!("batch: {}", s.batch),
+        format!("micro-batches: {micro_batches}"),
+        format!("seed: {}", s.seed),
+        format!("dtype: {}", s.dtype),
+    ]
+    .join("\n")
+}
+
+/// Drains the pipeline and writes a checkpoint into `root`, of which the newest `keep` stay. Returns its folder.
+pub(super) fn save(
+    engine: &mut Engine,
+    recipe: &Recipe,
+    root: &Path,
+    position: &Position,
+    keep: usize,
+) -> Result<PathBuf> {
+    engine.drain()?;
+    let first = engine.worker().rank() == 0;
+    let folder = if first { Some(checkpoint::begin(root, position.minibatch)?) } else { None };
+    let folder = engine.gather(&folder)?.into_iter().flatten().next();
+    let folder = folder.ok_or_else(|| Error::checkpoint("no worker began it"))?;
+    let mut mine = Vec::new();
+    for stage in engine.worker().stages() {
+        let tensors = checkpoint::stage_tensors(stage, &*recipe.optimizer);
+        mine.push(checkpoint::write_stage(&folder, stage.index(), stage.weights().updates(), &tensors)?);
+    }
+    let files = engine.gather(&mine)?.concat();
+    let done = if first { Some(checkpoint::commit(root, &files, position, keep)?) } else { None };
+    let done = engine.gather(&done)?.into_iter().flatten().next();
+    done.ok_or_else(|| Error::checkpoint("no worker completed it"))
+}
+
+/// The checkpoint that a run goes on from, the same on every worker: the one in `folder`, or the newest of the run in `folder`.
+pub(super) fn find(folder: &Path, transport: &mut dyn Transport) -> Result<Checkpoint> {
+    let found = if transport.rank() == 0 { Some(newest(folder)?.folder().to_path_buf()) } else { None };
+    let found = planning::gather(transport, &found)?.into_iter().flatten().next();
+    checkpoint::open(&found.ok_or_else(|| Error::checkpoint("the first worker found none"))?)
+}
+
+fn newest(folder: &Path) -> Result<Checkpoint> {
+    if checkpoint::is_one(folder) {
+        let found = checkpoint::open(folder)?;
+        return found.verify().map(|()| found);
+    }
+    let inside = folder.join("checkpoints");
+    let root = if inside.is_dir() { &inside } else { folder };
+    let found = checkpoint::latest(root)?;
+    found.checkpoint.ok_or_else(|| {
+        let why: Vec<String> = found.ignored.iter().map(|e| format!("; {e}")).collect();
+        Error::checkpoint(format!("{}: there is no complete checkpoint to go on from{}", root.display(), why.concat()))
+    })
+}
+
+/// Makes sure that `found` is of a run like this one.
+///
+/// # Errors
+/// Naming what differs.
+pub(super) fn check(found: &Checkpoint, identity: &str) -> Result<()> {
+    let theirs = &found.position().config;
+    for (a, b) in theirs.lines().zip(identity.lines()) {
+        if a != b {
+            let folder = found.folder().display();
+            return Err(Error::checkpoint(format!("{folder} is of another run: it has {a:?}, this run {b:?}")));
+        }
+    }
+    if theirs.lines().count() != identity.lines().count() {
+        return Err(Error::checkpoint(format!("{} is of another kind of run: {theirs:?}", found.folder().display())));
+    }
+    Ok(())
+}
+
+/// The plan that wrote `found`, if it is one for `workers` workers: going on with it gives an asynchronous run its numbers.
+pub(super) fn plan_of(found: &Checkpoint, recipe: &Recipe, workers: usize) -> Result<Option<Plan>> {
+    let place = || found.folder().display().to_string();
+    let plan = Plan::from_text(&recipe.graph, &found.position().plan).context(place)?;
+    Ok((plan.workers() == workers).then_some(plan))
+}
+
+/// Gives this worker's stages what `found` holds.
+pub(super) fn load(engine: &mut Engine, recipe: &Recipe, found: &Checkpoint) -> Result<()> {
+    for stage in engine.worker_mut().stages_mut() {
+        checkpoint::load_stage(found, stage, &*recipe.optimizer)?;
+    }
+    engine.resume_at(found.position().minibatch);
+    Ok(())
+}
