@@ -16,7 +16,7 @@ cargo bench --features mpi
 # Trains on $1 ranks, each bound to a core of its own, and keeps the result in the file $2.
 train() {
   timeout -k 5 600 mpirun --bind-to core -n "$1" "$program" train --model vgg16 --data synthetic:32x32x3:10 --schedule pipedream \
-    --batch 32 --steps "$steps" --out "$results/run$1" --json | tail -n 1 >> "$2"
+    --batch 32 --steps "$steps" --json | tail -n 1 >> "$2"
 }
 
 for round in $(seq "$rounds"); do

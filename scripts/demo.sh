@@ -5,6 +5,8 @@ cd "$(dirname "$0")/.."
 . scripts/mpi-env.sh
 
 program=${CARGO_TARGET_DIR:-target}/release/pipewright
+# A run does not mix with an earlier one in the same folder.
+rm -rf runs/demo
 result=$(mktemp)
 trap 'rm -f "$result"' EXIT
 

@@ -8,5 +8,5 @@ pub use crate::{
     optim::{Adam, Optimizer, Rate, Sgd},
     pipeline::schedule::Kind as Schedule,
     tensor::{DType, Device, Tensor},
-    train::{Control, EpochReport, PlanChoice, Report, Settings, Trainer},
+    train::{Control, EpochReport, Every, PlanChoice, Report, Session, Settings, Trainer},
 };

@@ -15,8 +15,9 @@ use std::{
 /// Set by a signal that asks the job to end.
 static STOP: std::sync::OnceLock<Arc<AtomicBool>> = std::sync::OnceLock::new();
 
-/// From now on SIGTERM and SIGINT ask the training loop to end after the minibatch at hand; a second one ends the process at
-/// once.
+/// From now on SIGTERM, SIGINT and SIGUSR1 ask the training loop to end after the minibatch at hand; a second SIGTERM or SIGINT
+/// ends the process at once. SIGUSR1 is for launchers: Open MPI and batch systems pass it on without killing anything a second
+/// later.
 ///
 /// # Errors
 /// If the system refuses the handlers.
@@ -33,6 +34,9 @@ pub fn catch_signals() -> Result<()> {
         signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag.clone()).map_err(refused)?;
         signal_hook::flag::register(signal, flag.clone()).map_err(refused)?;
     }
+    let signal = signal_hook::consts::SIGUSR1;
+    let refused = |e| Error::transport(format!("signal {signal} cannot be handled: {e}"));
+    signal_hook::flag::register(signal, flag.clone()).map_err(refused)?;
     Ok(())
 }
 

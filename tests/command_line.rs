@@ -1,0 +1,385 @@
+//! The program as people run it: what it writes, how it stops, and what it says when something is wrong.
+use pipewright::tensor::Philox;
+use serde_json::Value;
+use std::{
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pipewright");
+/// Small images of few classes: quick.
+const DATA: &str = "synthetic:8x8x1:4:96";
+
+fn command(args: &[&str]) -> Command {
+    let mut c = Command::new(PROGRAM);
+    c.args(args).stdin(Stdio::null());
+    // An inherited launcher would make a rank of it.
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("OMPI_") || name.starts_with("PMI")) {
+        c.env_remove(name);
+    }
+    c
+}
+
+fn text(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+/// The JSON object that a command prints last.
+fn json(args: &[&str]) -> Value {
+    let out = command(args).output().expect("the program runs");
+    assert!(out.status.success(), "{args:?}: {}", text(&out));
+    let stdout = String::from_utf8_lossy(&out.stdout);
+    let last = stdout.lines().last().unwrap_or_default();
+    serde_json::from_str(last).unwrap_or_else(|e| panic!("{args:?}: {e}: {last}"))
+}
+
+/// A command that must fail, with an error on standard error that holds `words`, and without a panic.
+fn fails(args: &[&str], words: &[&str]) {
+    let out = command(args).output().expect("the program runs");
+    let said = String::from_utf8_lossy(&out.stderr).to_string();
+    assert!(!out.status.success(), "{args:?} succeeded: {}", text(&out));
+    assert!(!said.contains("panicked"), "{args:?}: {said}");
+    for word in words {
+        assert!(said.contains(word), "{args:?}: {word:?} expected in {said:?}");
+    }
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+fn path(folder: &tempfile::TempDir, name: &str) -> String {
+    folder.path().join(name).to_str().expect("a readable name").to_string()
+}
+
+/// Waits for `what`, a minute at most.
+fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}: not after a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for the end of a process that prints little.
+fn end(mut child: Child) -> Output {
+    let start = Instant::now();
+    while child.try_wait().is_ok_and(|s| s.is_none()) {
+        if start.elapsed() > Duration::from_secs(60) {
+            let _ = child.kill();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().expect("it has ended")
+}
+
+fn lines(file: &Path) -> usize {
+    std::fs::read_to_string(file).map_or(0, |t| t.lines().count())
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
+    assert!(sent.is_ok_and(|s| s.success()));
+}
+
+/// Minibatches of a run that takes a few seconds.
+const LONG: u64 = 8000;
+
+/// A run of [`LONG`] minibatches under a synchronous schedule; `mpirun` may start it.
+fn long_run<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    // Epochs long enough that evaluations take little of the time.
+    let data = "synthetic:8x8x1:4:4000:64";
+    let args = ["train", "--model", "mlp", "--width", "12", "--data", data, "--schedule", "1f1b", "--batch", "8"];
+    let rest = [
+        "--micro-batches",
+        "4",
+        "--steps",
+        "8000",
+        "--deterministic",
+        "--checkpoints",
+        "never",
+        "--quiet",
+        "--json",
+        "--out",
+        out,
+    ];
+    [&args[..], &rest, more].concat()
+}
+
+#[test]
+fn sigterm_writes_a_checkpoint_and_the_run_goes_on_from_it() {
+    let folder = folder();
+    let (whole, cut) = (path(&folder, "whole"), path(&folder, "cut"));
+    let expected = json(&long_run(&whole, &[]));
+    assert_eq!(expected["steps"], LONG);
+    let mut child = command(&long_run(&cut, &["--workers", "3"])).stdout(Stdio::piped()).spawn().expect("it runs");
+    let steps = folder.path().join("cut/steps.jsonl");
+    wait_until("some minibatches", || lines(&steps) > 30);
+    signal(&child, "-TERM");
+    assert!(child.wait().expect("it ends").success(), "told to stop, it ends well");
+    let report = std::fs::read_to_string(folder.path().join("cut/report.json")).expect("a report");
+    let report: Value = serde_json::from_str(&report).expect("a report");
+    assert_eq!(report["interrupted"], true);
+    let stopped = report["steps"].as_u64().expect("a number");
+    assert!(stopped < LONG, "it was to be stopped before its end");
+    assert!(folder.path().join(format!("cut/checkpoints/step-{stopped:06}/COMMIT")).exists());
+    let resumed = json(&long_run(&cut, &["--workers", "2", "--resume"]));
+    for same in ["weights_sha256", "train_loss", "steps", "test_accuracy"] {
+        assert_eq!(resumed[same], expected[same], "{same}, stopped after {stopped}");
+    }
+    assert_eq!(lines(&steps) as u64, LONG);
+    // The newest checkpoint, which is that of the interruption, evaluated on other numbers of workers.
+    let found = json(&["eval", &cut, "--workers", "4", "--json"]);
+    assert_eq!(found["minibatches"], stopped);
+    assert_eq!(found, json(&["eval", &cut, "--json"]));
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn sigterm_stops_ranks_at_one_minibatch_and_fewer_ranks_go_on() {
+    if Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        eprintln!("skipped: there is no mpirun here");
+        return;
+    }
+    let folder = folder();
+    let expected = json(&long_run(&path(&folder, "whole"), &[]));
+    let ranks = |n: &str, args: &[&str]| {
+        let mut c = Command::new("mpirun");
+        c.args(["--bind-to", "none", "-n", n, PROGRAM]).args(args);
+        c.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        c.envs([("OMPI_MCA_rmaps_base_oversubscribe", "1"), ("OMPI_MCA_mpi_yield_when_idle", "1")]);
+        c.envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader"), ("OMPI_MCA_plm", "isolated")]);
+        c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs")
+    };
+    for name in ["-TERM", "-USR1"] {
+        let cut = path(&folder, name);
+        let mut child = ranks("4", &long_run(&cut, &[]));
+        let run = folder.path().join(name);
+        wait_until("some minibatches", || {
+            lines(&run.join("steps.jsonl")) > 20 || child.try_wait().is_ok_and(|s| s.is_some())
+        });
+        // `mpirun` passes it on to the ranks.
+        signal(&child, name);
+        let ended = end(child);
+        let report = std::fs::read_to_string(run.join("report.json"));
+        let report = report.unwrap_or_else(|e| panic!("{name}: no report: {e}: {}", text(&ended)));
+        let report: Value = serde_json::from_str(&report).expect("a report");
+        assert_eq!(report["interrupted"], true);
+        let stopped = report["steps"].as_u64().expect("a number");
+        assert!(stopped < LONG, "it was to be stopped before its end");
+        assert!(ended.status.success() || name == "-TERM", "{name}: {}", text(&ended));
+        let resumed = end(ranks("2", &long_run(&cut, &["--resume"])));
+        assert!(resumed.status.success(), "{}", text(&resumed));
+        let stdout = String::from_utf8_lossy(&resumed.stdout);
+        let resumed: Value = serde_json::from_str(stdout.lines().last().unwrap_or_default()).expect("a report");
+        for same in ["weights_sha256", "train_loss", "steps", "test_accuracy"] {
+            assert_eq!(resumed[same], expected[same], "{name}: {same}, stopped after {stopped}");
+        }
+    }
+}
+
+#[test]
+fn a_run_leaves_its_settings_plan_profile_metrics_logs_and_report() {
+    let folder = folder();
+    let out = path(&folder, "run");
+    let args = ["train", "--model", "lenet", "--data", DATA, "--batch", "16", "--epochs", "2", "--workers", "2"];
+    let report = json(&[&args[..], &["--plan", "1-1", "--keep-best", "--quiet", "--json", "--out", &out]].concat());
+    let number = |name: &str| report[name].as_f64().unwrap_or_else(|| panic!("{name}: {report}"));
+    for fraction in ["test_accuracy", "efficiency", "bubble_fraction", "communication_fraction"] {
+        assert!((0.0..=1.0).contains(&number(fraction)), "{fraction}: {report}");
+    }
+    for positive in ["samples_per_s", "predicted_samples_per_s"] {
+        assert!(number(positive) > 0.0, "{positive}: {report}");
+    }
+    for (name, len) in
+        [("train_loss", 2), ("seconds_per_epoch", 2), ("stages", 2), ("pool_peak_bytes", 2), ("rss_bytes", 2)]
+    {
+        assert_eq!(report[name].as_array().map(Vec::len), Some(len), "{name}: {report}");
+    }
+    assert_eq!(report["stages"][0]["staleness"], 1);
+    assert_eq!(report["weights_sha256"].as_str().map(str::len), Some(64));
+    let run = folder.path().join("run");
+    for file in ["config.toml", "plan.toml", "profile.json", "report.json", "logs/rank-0.log", "logs/rank-1.log"] {
+        assert!(lines(&run.join(file)) > 0, "{file}");
+    }
+    assert_eq!(lines(&run.join("steps.jsonl")), 12);
+    assert!(run.join("best").is_dir());
+    // The plan may be used again, and the profile.
+    let plan = path(&folder, "run/plan.toml");
+    let (again, profile) = (path(&folder, "again"), path(&folder, "run/profile.json"));
+    json(&[&args[..], &["--plan", &plan, "--quiet", "--json", "--out", &again]].concat());
+    let args = ["plan", "--model", "lenet", "--data", DATA, "--micro-batch", "16", "--stages", "2", "--json"];
+    let planned = json(&[&args[..], &["--profile", &profile]].concat());
+    assert_eq!(planned["stages"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn settings_may_come_from_a_file_and_flags_win() {
+    let folder = folder();
+    let file = path(&folder, "run.toml");
+    std::fs::write(
+        &file,
+        format!("model = \"mlp\"\ndata = \"{DATA}\"\nsteps = 3\nbatch = 8\nquiet = true\njson = true\n"),
+    )
+    .expect("a file");
+    assert_eq!(json(&["train", "--config", &file])["steps"], 3);
+    assert_eq!(json(&["train", "--config", &file, "--steps", "2"])["steps"], 2);
+}
+
+#[test]
+fn the_synchronous_schedules_agree_on_every_number_of_workers() {
+    let run = |schedule: &str, workers: &str| {
+        let args =
+            ["train", "--model", "lenet", "--data", DATA, "--batch", "24", "--micro-batches", "5", "--deterministic"];
+        let report = json(&[&args[..], &["--schedule", schedule, "--workers", workers, "--quiet", "--json"]].concat());
+        (report["train_loss"].clone(), report["weights_sha256"].clone())
+    };
+    let expected = run("sequential", "1");
+    for (schedule, workers) in [("gpipe", "2"), ("1f1b", "3"), ("sequential", "4")] {
+        assert_eq!(run(schedule, workers), expected, "{schedule} on {workers} workers");
+    }
+}
+
+#[test]
+fn a_step_can_be_timed_and_a_model_profiled() {
+    let args = ["bench", "step", "--model", "lenet", "--data", DATA, "--batch", "16", "--steps", "4", "--warm", "2"];
+    let found = json(&[&args[..], &["--workers", "2", "--quiet", "--json"]].concat());
+    for positive in ["seconds_per_step", "samples_per_s", "gflops_per_core", "efficiency"] {
+        assert!(found[positive].as_f64().is_some_and(|v| v > 0.0), "{positive}: {found}");
+    }
+    let found = json(&["profile", "--model", "lenet", "--data", DATA, "--micro-batch", "4,8", "--json"]);
+    let sizes: Vec<_> = found["samples"].as_array().expect("sizes").iter().map(|s| s["micro_batch"].clone()).collect();
+    assert_eq!(sizes, [4, 8]);
+    let nodes = found["samples"][1]["nodes"].as_array().expect("nodes");
+    assert!(nodes.iter().any(|n| n["node"] == "conv2d1" && n["forward"].as_f64().is_some_and(|v| v > 0.0)));
+}
+
+#[test]
+fn wrong_settings_are_refused_by_name() {
+    let folder = folder();
+    let train = |more: &[&str], words: &[&str]| {
+        fails(&[&["train", "--model", "mlp", "--data", DATA, "--quiet"], more].concat(), words);
+    };
+    train(&["--schedule", "zigzag"], &["zigzag", "pipedream-vertical"]);
+    train(&["--batch", "0"], &["batch: 1 or more expected, got 0"]);
+    train(&["--micro-batches", "0", "--schedule", "gpipe"], &["micro_batches: 1 or more"]);
+    train(&["--until", "7"], &["until: 0 to 1 expected"]);
+    train(&["--lr=-1"], &["lr: 0 ≤ lr"]);
+    train(&["--momentum", "1.5"], &["momentum"]);
+    train(&["--lr", "NaN"], &["lr"]);
+    train(&["--optimizer", "lion"], &["lion", "adamw"]);
+    train(&["--dtype", "f8"], &["f8", "f32 or f64"]);
+    train(&["--workers", "0"], &["worker"]);
+    train(&["--workers", "40"], &["40 stages"]);
+    train(&["--plan", "1-1"], &["the plan is for 2 workers, there are 1"]);
+    train(&["--plan", "1-2", "--workers", "3"], &["stage 1 on 2 workers"]);
+    train(&["--checkpoints", "0"], &["epoch, never or a number"]);
+    train(&["--keep", "0"], &["1 or more to keep"]);
+    train(&["--keep-best"], &["--out"]);
+    train(&["--resume"], &["--out"]);
+    train(&["--resume", "/nowhere/at/all"], &["/nowhere/at/all", "no complete checkpoint"]);
+    train(&["--threads", "0"], &["threads"]);
+    fails(&["train", "--model", "vgg17", "--data", DATA], &["vgg17", "vgg16"]);
+    fails(&["train", "--data", "mnist-1d"], &["mnist-1d", "fashion-mnist"]);
+    fails(&["train", "--data", "synthetic:8x8"], &["synthetic:8x8"]);
+    fails(&["train", "--model", "vgg16", "--data", DATA], &["vgg16"]);
+    fails(&["eval", folder.path().to_str().expect("a readable name")], &["config.toml"]);
+    fails(&["profile", "--model", "mlp", "--data", DATA, "--micro-batch", "0"], &["micro_batch"]);
+    let file = path(&folder, "run.toml");
+    for (contents, words) in [
+        ("modle = \"mlp\"", &["run.toml", "unknown field `modle`", "line 1"][..]),
+        ("batch = \"many\"", &["run.toml", "invalid type", "line 1"]),
+        ("batch = -4", &["run.toml", "-4"]),
+        ("batch = [", &["run.toml", "line 1"]),
+        ("checkpoints = \"often\"", &["often"]),
+    ] {
+        std::fs::write(&file, contents).expect("a file");
+        fails(&["train", "--config", &file], words);
+    }
+    fails(&["train", "--config", "/nowhere.toml"], &["/nowhere.toml"]);
+}
+
+#[test]
+fn wrong_plans_and_profiles_are_refused_by_name() {
+    let folder = folder();
+    let file = path(&folder, "plan.toml");
+    for (contents, words) in [
+        ("cuts = [\"relu1\"", &["plan.toml", "line 1"][..]),
+        ("cuts = [\"relu9\"]", &["relu9", "did you mean"]),
+        ("cuts = [\"image\"]", &["image", "an input"]),
+        ("cuts = [\"linear2\", \"linear1\"]", &["linear1"]),
+        ("stages = 2", &["unknown field"]),
+        ("", &["either [[stage]] entries or"]),
+        (
+            "[[stage]]\nworker = 0\nnodes = [\"flatten1\"]\n[[stage]]\nworker = 1\nnodes = [\"linear1\"]",
+            &["is in no stage"],
+        ),
+        ("[[stage]]\nworker = 3\nnodes = []", &["workers 0 to 0"]),
+    ] {
+        std::fs::write(&file, contents).expect("a file");
+        let args = ["train", "--model", "mlp", "--data", DATA, "--workers", "2", "--quiet", "--plan", &file];
+        fails(&args, words);
+    }
+    std::fs::write(&file, b"cuts = [\"\xff\xfe\"]").expect("a file");
+    fails(&["train", "--model", "mlp", "--data", DATA, "--plan", &file], &["plan.toml"]);
+    let profile = path(&folder, "profile.json");
+    for contents in ["", "{", "{\"crowding\": 1.0, \"samples\": []}", "[1, 2]"] {
+        std::fs::write(&profile, contents).expect("a file");
+        fails(&["plan", "--model", "mlp", "--data", DATA, "--profile", &profile], &["profile.json"]);
+    }
+    fails(&["plan", "--model", "mlp", "--data", DATA, "--stages", "0"], &["stage"]);
+    fails(&["plan", "--model", "mlp", "--data", DATA, "--stages", "99", "--deterministic"], &["99 stages"]);
+}
+
+#[test]
+fn damaged_checkpoints_are_refused_by_name_or_passed_over() {
+    let folder = folder();
+    let out = path(&folder, "run");
+    let args =
+        ["train", "--model", "mlp", "--width", "9", "--data", DATA, "--batch", "16", "--quiet", "--deterministic"];
+    let with = |more: &[&'static str]| {
+        let all: Vec<String> =
+            args.iter().chain(more).map(|s| s.to_string()).chain(["--out".into(), out.clone()]).collect();
+        all
+    };
+    let run = |v: Vec<String>| json(&v.iter().map(String::as_str).collect::<Vec<_>>());
+    let fail = |v: Vec<String>, words: &[&str]| fails(&v.iter().map(String::as_str).collect::<Vec<_>>(), words);
+    run(with(&["--steps", "8", "--checkpoints", "4", "--json"]));
+    let newest = folder.path().join("run/checkpoints/step-000008");
+    let weights = newest.join("stage-0.safetensors");
+    let whole = std::fs::read(&weights).expect("weights");
+    let rng = Philox::new(3, 0, "damage");
+    for i in 0..6u64 {
+        let mut bytes = whole.clone();
+        let at = rng.below(0, i, bytes.len() as u64) as usize;
+        bytes[at] ^= 0x10;
+        std::fs::write(&weights, &bytes).expect("a file");
+        // Named as it is, it is refused.
+        let mut args = with(&["--steps", "9", "--resume"]);
+        args.insert(args.len() - 2, newest.to_str().expect("a readable name").to_string());
+        fail(args, &["stage-0.safetensors", "SHA-256"]);
+    }
+    std::fs::write(&weights, &whole[..whole.len() / 2]).expect("a file");
+    let mut args = with(&["--steps", "9", "--resume"]);
+    args.insert(args.len() - 2, newest.to_str().expect("a readable name").to_string());
+    fail(args, &["stage-0.safetensors", "bytes expected"]);
+    for (file, contents, words) in [
+        ("COMMIT", "{}", &["COMMIT", "missing field"][..]),
+        ("position.json", "{}", &["position.json"]),
+        ("COMMIT", "{\"format\": 7, \"files\": []}", &["format 1 expected, got 7"]),
+    ] {
+        std::fs::write(&weights, &whole).expect("a file");
+        let target = newest.join(file);
+        let before = std::fs::read(&target).expect("a file");
+        std::fs::write(&target, contents).expect("a file");
+        let mut args = with(&["--steps", "10", "--resume"]);
+        args.insert(args.len() - 2, newest.to_str().expect("a readable name").to_string());
+        fail(args, words);
+        std::fs::write(&target, before).expect("a file");
+    }
+    std::fs::write(&weights, &whole[1..]).expect("a file");
+    // The run as a whole goes on from the one before, with a warning.
+    let resumed = run(with(&["--steps", "9", "--json", "--resume"]));
+    assert_eq!(resumed["steps"], 9);
+}
