@@ -223,12 +223,16 @@ impl Drop for MpiTransport {
     }
 }
 
+/// A launcher that hears of the end forgets what it has not read of our words.
+const LAST_WORDS: Duration = Duration::from_millis(150);
+
 /// Prints the error, the first of this process only, and ends all ranks.
 fn end_job(status: &Status, commands: &Sender<Command>, error: &Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
     status.leave();
     if !SAID.swap(true, Relaxed) {
         eprintln!("pipewright: rank {} ends the job: {error}", status.rank());
+        thread::sleep(LAST_WORDS);
     }
     ffi::abort_if_owner(1);
     if commands.send(Command::Abort).is_ok() {
