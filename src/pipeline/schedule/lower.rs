@@ -9,7 +9,7 @@
 //! - Edges between stages of one worker need no messages.
 //!
 //! Periods stay periods; where the first or last repeats differ from the others they move to the prologue and the epilogue.
-use super::{Direction, Inst, MicroBatch, Program, Programs, Wiring};
+use super::{Direction, Inst, LONGEST, MicroBatch, Program, Programs, Wiring};
 use crate::{Context, Error, Result, pipeline::schedule::Message};
 use std::collections::{HashMap, VecDeque};
 
@@ -18,9 +18,6 @@ use std::collections::{HashMap, VecDeque};
 fn sample_size(wiring: &Wiring) -> usize {
     4 * (wiring.stages.len() + 1)
 }
-
-/// The most instructions that a program may have if it must be written out in full.
-const LONGEST: usize = 1 << 26;
 
 /// Adds communication to programs of compute instructions. Periods stay periods.
 pub fn lower(programs: &Programs, wiring: &Wiring) -> Result<Programs> {

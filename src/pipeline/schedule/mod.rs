@@ -29,6 +29,10 @@ pub type MicroBatch = usize;
 /// How many updates a stage's weights have seen since the pipeline was last empty.
 pub type Version = usize;
 
+/// The most instructions of a worker that are written out, or gone through before a state repeats. A program with more has a
+/// mistake in its period, and to find out would take minutes and gigabytes.
+const LONGEST: usize = 1 << 22;
+
 /// What crosses an edge: the value itself, or the gradient on its way back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {

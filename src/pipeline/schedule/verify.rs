@@ -12,7 +12,7 @@
 //! - `step`: update k folds the gradients of micro-batches k·e … k·e+e−1, all of them and no others (e = `step_every`; the last
 //!   update has fewer if there are no more), and none is left at the end.
 //! - `version`: `Read::At` names the newest or a kept version, `Free` a kept one; none is kept at the end.
-//! - `length`: a program has at most 2²⁶ instructions, or repeats a state.
+//! - `length`: a program has at most 2²² instructions, or repeats a state.
 //!
 //! # How long it takes
 //! It is linear in the instructions. Of a period it goes through as many repeats as it takes until the state repeats, relative
@@ -95,7 +95,8 @@ fn check_size(programs: &Programs) -> Result<()> {
         let by = |shift: usize| program.repeats.checked_mul(shift).filter(|&n| n <= MOST).map(|n| n as isize);
         let (mbs, versions) = (by(program.shift)?, by(program.version_shift)?);
         let instructions = program.period.len().checked_mul(program.repeats).filter(|&n| n <= MOST);
-        let largest = program.period.iter().chain(&program.epilogue).map(|inst| inst.shifted(mbs, versions));
+        let period = program.period.iter().filter(|_| program.repeats > 0);
+        let largest = period.chain(&program.epilogue).map(|inst| inst.shifted(mbs, versions));
         instructions.and(largest.collect::<Option<Vec<_>>>())
     };
     for (worker, program) in programs.workers.iter().enumerate() {

@@ -5,13 +5,12 @@ use super::{
     Sends,
     channels::{Channels, Clash},
     fault::{Broken, Rule, excerpt},
-    local::LONGEST,
     repeat::Cycles,
     stage::difference,
 };
 use crate::{
     Error, Result,
-    pipeline::schedule::{Inst, Program, Programs, Wiring},
+    pipeline::schedule::{Inst, LONGEST, Program, Programs, Wiring},
 };
 
 /// Runs all programs against each other with sends of that kind.

@@ -7,12 +7,9 @@ use super::{
 };
 use crate::{
     Result,
-    pipeline::schedule::{Direction, Inst, Link, Message, MicroBatch, Program, Read, Wiring},
+    pipeline::schedule::{Direction, Inst, LONGEST, Link, Message, MicroBatch, Program, Read, Wiring},
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-/// The most instructions that are gone through one by one.
-pub(super) const LONGEST: usize = 1 << 26;
 
 /// Goes through the program of a worker; the error of the first broken rule, or what it held, and its stages.
 pub(super) fn check(
@@ -58,8 +55,12 @@ pub(super) fn check(
         }
         let relative = state.relative(repeat * program.shift, repeat * program.version_shift);
         if let Some(cycle) = seen.see(repeat, relative) {
-            let times = (program.repeats - repeat) / cycle;
-            let (mbs, versions) = (cycle * program.shift, cycle * program.version_shift);
+            // The last repeat is gone through: how many micro-batches there are is no part of the state, and if any repeat
+            // goes beyond them the last one does.
+            let times = (program.repeats - repeat).saturating_sub(1) / cycle;
+            // Forward passes alone make no versions, whatever the program counts.
+            let versions = if terms.forward_only() { 0 } else { cycle * program.version_shift };
+            let mbs = cycle * program.shift;
             state.advance(&ends[ends.len() - 1 - cycle], times, mbs, versions);
             repeat += times * cycle;
             cycles = None;
@@ -158,11 +159,12 @@ impl<'a> WorkerState<'a> {
     }
 
     fn backward(&mut self, stage: usize, mb: MicroBatch, split: bool) -> Result<(), Broken> {
-        self.stage(stage)?.do_backward(mb, split)?;
+        self.stage(stage)?.do_backward(mb)?;
         self.pass(stage, mb, Direction::Backward)?;
         if split {
             self.pending_weights += 1;
         } else {
+            self.stage(stage)?.fold(mb)?;
             self.activations -= 1;
         }
         Ok(())

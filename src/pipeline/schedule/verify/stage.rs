@@ -57,8 +57,8 @@ pub(super) fn difference(n: usize, base: usize) -> isize {
 struct Flight {
     /// The version that F read.
     read: Version,
-    /// The version that B or I read, once I is done and W is not.
-    split: Option<Version>,
+    /// The version that B or I read, once it is done.
+    backward: Option<Version>,
 }
 
 /// The rules of the whole run.
@@ -136,15 +136,15 @@ impl StageState {
             self.reads.record(Reading { mb, forward: version, backward: None });
             return Ok(());
         }
-        self.flights.insert(mb, Flight { read: version, split: None });
+        self.flights.insert(mb, Flight { read: version, backward: None });
         if self.terms.weights == WeightPolicy::Stashed {
             self.hold(version);
         }
         Ok(())
     }
 
-    /// B, or I if `split`, once what it needs is known to be here.
-    pub(super) fn do_backward(&mut self, mb: MicroBatch, split: bool) -> Result<(), Broken> {
+    /// B or I. What it needs from other stages is checked next, and then [`fold`](StageState::fold) ends B.
+    pub(super) fn do_backward(&mut self, mb: MicroBatch) -> Result<(), Broken> {
         self.needs_gradients()?;
         if self.backward.contains(mb) {
             return Err(Broken::new(Rule::Once, "a backward pass (B or I) of it was done before"));
@@ -152,28 +152,21 @@ impl StageState {
         let Some(flight) = self.flights.get_mut(&mb) else {
             return Err(Broken::new(Rule::Order, "its F was not done before"));
         };
-        let version = match self.terms.weights {
+        flight.backward = Some(match self.terms.weights {
             WeightPolicy::Stashed => flight.read,
             WeightPolicy::Current => self.steps,
-        };
+        });
         self.backward.insert(mb);
-        if split {
-            flight.split = Some(version);
-            return Ok(());
-        }
-        self.fold(mb, version)
+        Ok(())
     }
 
     /// W.
     pub(super) fn do_weight(&mut self, mb: MicroBatch) -> Result<(), Broken> {
         self.needs_gradients()?;
-        match self.flights.get(&mb) {
-            Some(Flight { split: Some(version), .. }) => self.fold(mb, *version),
-            None if self.backward.contains(mb) => {
-                Err(Broken::new(Rule::Once, "its weight gradient (B or W) was made before"))
-            }
-            _ => Err(Broken::new(Rule::Order, "its I was not done before")),
+        if self.backward.contains(mb) && !self.flights.contains_key(&mb) {
+            return Err(Broken::new(Rule::Once, "its weight gradient (B or W) was made before"));
         }
+        self.fold(mb)
     }
 
     fn needs_gradients(&self) -> Result<(), Broken> {
@@ -183,10 +176,10 @@ impl StageState {
         }
     }
 
-    /// The gradients of a micro-batch are complete.
-    fn fold(&mut self, mb: MicroBatch, backward: Version) -> Result<(), Broken> {
-        let Some(flight) = self.flights.remove(&mb) else {
-            return Err(Broken::new(Rule::Order, "its F was not done before"));
+    /// The gradients of a micro-batch whose B or I was done are complete.
+    pub(super) fn fold(&mut self, mb: MicroBatch) -> Result<(), Broken> {
+        let Some(&Flight { read, backward: backward @ Some(_) }) = self.flights.get(&mb) else {
+            return Err(Broken::new(Rule::Order, "its I was not done before"));
         };
         let update = mb / self.terms.step_every;
         if update != self.steps {
@@ -194,11 +187,12 @@ impl StageState {
             let what = format!("its gradient belongs to update {update}, but the next is {now} (one every {every})");
             return Err(Broken::new(Rule::Step, what));
         }
+        self.flights.remove(&mb);
         if self.terms.weights == WeightPolicy::Stashed {
-            self.release(flight.read);
+            self.release(read);
         }
-        self.reads.record(Reading { mb, forward: flight.read, backward: Some(backward) });
-        self.oldest = Some(self.oldest.map_or(flight.read, |o| o.min(flight.read)));
+        self.reads.record(Reading { mb, forward: read, backward });
+        self.oldest = Some(self.oldest.map_or(read, |o| o.min(read)));
         self.folded += 1;
         Ok(())
     }
@@ -291,7 +285,7 @@ impl StageState {
         out.push(self.flights.len() as isize);
         for (&mb, flight) in &self.flights {
             out.extend([difference(mb, mbs), version(flight.read)]);
-            out.extend(flight.split.map_or([0, 0], |v| [1, version(v)]));
+            out.extend(flight.backward.map_or([0, 0], |v| [1, version(v)]));
         }
         out.extend([self.folded as isize, version(self.steps), self.kept.len() as isize]);
         out.extend(self.kept.iter().map(|&v| version(v)));
@@ -306,7 +300,7 @@ impl StageState {
         }
         self.backward.advance(mbs);
         let later = |(&mb, f): (&MicroBatch, &Flight)| {
-            (mb + mbs, Flight { read: f.read + versions, split: f.split.map(|v| v + versions) })
+            (mb + mbs, Flight { read: f.read + versions, backward: f.backward.map(|v| v + versions) })
         };
         self.flights = self.flights.iter().map(later).collect();
         self.steps += versions;
