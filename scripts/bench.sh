@@ -11,25 +11,33 @@ steps=${STEPS:-24}
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 
-cargo bench --features mpi
+[ "${KERNELS:-1}" = 0 ] || cargo bench --features mpi
 
-# Trains on $1 ranks, each bound to a core of its own, and keeps the result in the file $2.
-train() {
-  timeout -k 5 600 mpirun --bind-to core -n "$1" "$program" train --model vgg16 --data synthetic:32x32x3:10 --schedule pipedream \
-    --batch 32 --steps "$steps" --json | tail -n 1 >> "$2"
+# Times steps on $1 ranks, each bound to a core of its own, with the flags that follow the file $2 in which the result is kept.
+step() {
+  ranks=$1 file=$2
+  shift 2
+  timeout -k 5 600 mpirun --bind-to core -n "$ranks" "$program" bench step --schedule pipedream --quiet --json "$@" \
+    | tail -n 1 >> "$file"
 }
 
 for round in $(seq "$rounds"); do
   echo "bench: round $round of $rounds"
-  train 1 "$results/one"
-  train 2 "$results/two"
+  for ranks in 1 2; do
+    step "$ranks" "$results/$ranks" --model vgg16 --data synthetic:32x32x3:10 --batch 32 --steps "$steps"
+  done
 done
+# Hardly any compute: what is left is the runtime and the transport.
+step 2 "$results/small" --model mlp --width 8 --data synthetic:4x4x1:2 --batch 1 --steps 2000
 
 # The median of the jq expression $1 over the results in file $2.
 median() { jq -s "map($1) | sort | .[(length - 1) / 2 | floor]" "$2"; }
-one=$(median .samples_per_s "$results/one")
-two=$(median .samples_per_s "$results/two")
-jq -n -r --argjson one "$one" --argjson two "$two" --argjson efficiency "$(median .efficiency "$results/two")" '
-  def round2: . * 100 | round / 100;
-  "bench: one rank \($one | round2) samples/s, two ranks \($two | round2) samples/s: \($two / $one | round2) times as many",
-  "bench: \($efficiency * 100 | round2) % of what the split allows"'
+jq -n -r --argjson one "$(median .samples_per_s "$results/1")" --argjson two "$(median .samples_per_s "$results/2")" \
+  --argjson allowed "$(median '(.busy | add / max)' "$results/2")" \
+  --argjson gflops1 "$(median .gflops_per_core "$results/1")" --argjson gflops2 "$(median .gflops_per_core "$results/2")" \
+  --argjson small "$(cat "$results/small")" '
+  def r: . * 100 | round / 100;
+  "bench: vgg16, one rank: \($one | r) samples/s, \($gflops1 | r) GFLOP/s a core",
+  "bench: vgg16, two ranks: \($two | r) samples/s, \($gflops2 | r) GFLOP/s a core",
+  "bench: \($two / $one | r) times as fast; the split allows \($allowed | r) (total time / slowest stage): \($two / $one / $allowed * 100 | r) % of it",
+  "bench: \($small.overhead_us | r) µs of overhead an instruction over MPI, of \($small.instructions | add) instructions of a small model"'

@@ -32,6 +32,7 @@ struct Answer {
     gflops_per_core: f64,
     /// Of the timed steps and the draining of the pipeline.
     efficiency: f64,
+    busy: Vec<f64>,
     bubble_fraction: f64,
     overhead_us: f64,
     instructions: Vec<u64>,
@@ -56,6 +57,7 @@ pub(super) fn run(command: Command) -> Result<()> {
             schedule: report.schedule,
             workers: report.workers,
             efficiency: report.efficiency,
+            busy: report.busy,
             bubble_fraction: report.bubble_fraction,
             overhead_us: report.overhead_us,
             instructions: report.instructions,

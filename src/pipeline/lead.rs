@@ -9,50 +9,88 @@ use std::collections::VecDeque;
 /// Far from the channels of edges, which are numbered from 0, and below the largest tag that every MPI has.
 const CHANNEL: Channel = Channel(16_382);
 
-/// Minibatches for which the first worker's word may still be on its way to one of the others. The first worker is never
-/// further ahead than there are stages, but if it is, it waits.
-const AHEAD: usize = 64;
+/// Words that may still be on their way to each of the others before the first worker waits for the oldest. It is never that far
+/// ahead: it has no more minibatches in flight than there are stages.
+const UNDER_WAY: usize = 64;
 
-/// Before each minibatch the first worker says to every other whether it is run. The others wait for that word, which costs
-/// nothing: they would wait for the minibatch itself, which comes from there too.
+/// Before each minibatch the first worker says to every other whether the minibatch `ahead` minibatches later is run. So the
+/// others have that word long before they need it, and nobody waits for it; the run ends `ahead` minibatches after it was told
+/// to stop. `ahead` should be the number of minibatches that are in flight at once.
 pub struct Lead {
     device: Device,
-    /// Word for minibatches whose sends may not have ended, oldest first.
+    ahead: u64,
+    /// Minibatches asked for.
+    asked: u64,
+    /// Words that were received, or sent.
+    words: u64,
+    /// Whether one of them, always the last, was to stop; on the first worker: before which of the minibatches asked for.
+    stop: Option<u64>,
+    /// Sends that may not have ended, oldest first.
     sent: VecDeque<Ticket>,
-    words: [Tensor; 2],
+    /// The words: stop, and go on.
+    tensors: [Tensor; 2],
 }
 
 impl Lead {
-    /// The word of no minibatch has been given.
-    pub fn new(device: &Device) -> Result<Lead> {
-        let word = |go: u8| Tensor::from_host(&[go], &[1], device);
-        Ok(Lead { device: device.clone(), sent: VecDeque::new(), words: [word(0)?, word(1)?] })
-    }
-
-    /// Whether minibatch `number` is run; `stop` is whether this worker was asked to stop, which counts on the first one.
+    /// Of a run in which nothing was asked for yet. All workers must give the same `ahead`.
     ///
     /// # Errors
-    /// If another worker fails, or is at another minibatch.
-    pub fn goes_on(&mut self, transport: &mut dyn Transport, number: u64, stop: bool) -> Result<bool> {
+    /// If the device has no memory.
+    pub fn new(device: &Device, ahead: u64) -> Result<Lead> {
+        let word = |go: u8| Tensor::from_host(&[go], &[1], device);
+        let tensors = [word(0)?, word(1)?];
+        Ok(Lead { device: device.clone(), ahead, asked: 0, words: 0, stop: None, sent: VecDeque::new(), tensors })
+    }
+
+    /// Whether the next minibatch is run: the same on all workers, who ask before each of them. `stop` is whether this worker was
+    /// told to stop, which counts on the first one.
+    ///
+    /// # Errors
+    /// If another worker fails, or has not asked as often as this one.
+    pub fn goes_on(&mut self, transport: &mut dyn Transport, stop: bool) -> Result<bool> {
+        let number = self.asked;
+        self.asked += 1;
         if transport.rank() > 0 {
-            let ticket = transport.post_recv(0, CHANNEL, 1, &self.device)?;
-            let Some((header, word)) = transport.wait(ticket)? else {
-                return Err(Error::transport("a receive without a message"));
-            };
-            if header.mb != number {
-                let got = header.mb;
-                return Err(Error::transport(format!("minibatch {number} expected, worker 0 begins minibatch {got}")));
+            // Of the first ones nobody says anything: they are run.
+            if number >= self.ahead {
+                self.receive(transport)?;
             }
-            return Ok(word.to_host::<u8>()? == [1]);
+            return Ok(self.stop.is_none());
         }
-        let word = self.words[usize::from(!stop)].clone();
-        for to in 1..transport.size() {
-            let header = Header { edge: 0, backward: false, mb: number, version: 0, dtype: DType::U8, shape: vec![1] };
+        if self.stop.is_none() {
+            self.stop = stop.then_some(number + self.ahead);
+            self.send(transport)?;
+        }
+        Ok(self.stop.is_none_or(|at| number < at))
+    }
+
+    fn send(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        let word = self.tensors[usize::from(self.stop.is_none())].clone();
+        let (mb, dtype, shape) = (self.words, DType::U8, vec![1]);
+        let size = transport.size();
+        for to in 1..size {
+            let header = Header { edge: 0, backward: false, mb, version: 0, dtype, shape: shape.clone() };
             self.sent.push_back(transport.send(to, CHANNEL, header, &word)?);
         }
-        let limit = if stop { 0 } else { AHEAD * transport.size() };
-        self.settle(transport, limit)?;
-        Ok(!stop)
+        self.words += 1;
+        self.settle(transport, UNDER_WAY * size)
+    }
+
+    fn receive(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        if self.stop.is_some() {
+            return Ok(());
+        }
+        let ticket = transport.post_recv(0, CHANNEL, 1, &self.device)?;
+        let (header, word) = transport.wait(ticket)?.ok_or_else(|| Error::transport("a receive without a message"))?;
+        if header.mb != self.words {
+            let (want, got) = (self.words, header.mb);
+            return Err(Error::transport(format!("word {want} of worker 0 expected, got word {got}")));
+        }
+        self.words += 1;
+        if word.to_host::<u8>()? == [0] {
+            self.stop = Some(self.words);
+        }
+        Ok(())
     }
 
     /// Waits until at most `limit` words may be on their way.
@@ -65,11 +103,14 @@ impl Lead {
         Ok(())
     }
 
-    /// Waits until every word has arrived; to be called where all workers have come to the same place.
+    /// Sees every word off; to be called at the end, where all workers have asked equally often.
     ///
     /// # Errors
     /// If another worker fails.
     pub fn finish(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        while transport.rank() > 0 && self.words < self.asked && self.stop.is_none() {
+            self.receive(transport)?;
+        }
         self.settle(transport, 0)
     }
 }

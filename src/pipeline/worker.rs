@@ -322,11 +322,11 @@ impl<'t> Worker<'t> {
         self.transport.wait(ticket).map(|_| ())
     }
 
-    /// Whether training goes on with minibatch `number`: see [`Lead::goes_on`].
-    pub fn follow(&mut self, lead: &mut Lead, number: u64, stop: bool) -> Result<bool> {
+    /// Whether training goes on with the next minibatch: see [`Lead::goes_on`].
+    pub fn follow(&mut self, lead: &mut Lead, stop: bool) -> Result<bool> {
         self.status.begin(Doing::only(Operation::Follow));
         let start = Instant::now();
-        let goes_on = lead.goes_on(self.transport, number, stop);
+        let goes_on = lead.goes_on(self.transport, stop);
         self.times.add(Spent::Receive, start);
         goes_on
     }

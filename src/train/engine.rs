@@ -85,7 +85,8 @@ impl<'t> Engine<'t> {
         let mine = (0..plan.stages().len()).filter(|&s| plan.stages()[s].workers.contains(&rank));
         let stages = mine.map(|s| Stage::new(&setup, &plan, s, &device)).collect::<Result<Vec<_>>>()?;
         let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype);
-        let lead = Lead::new(&device)?;
+        let in_flight = if recipe.settings.schedule.is_synchronous() { 1 } else { plan.stages().len() as u64 };
+        let lead = Lead::new(&device, in_flight)?;
         let worker = Worker::new(recipe.graph.clone(), recipe.settings.dtype, device, transport, stages);
         let (programs, losses) = (HashMap::new(), Vec::new());
         let ports = ports(&plan);
@@ -131,7 +132,7 @@ impl<'t> Engine<'t> {
 
     /// Whether all workers go on with the next minibatch: see [`Lead`].
     pub fn goes_on(&mut self, stop: bool) -> Result<bool> {
-        self.worker.follow(&mut self.lead, self.next, stop)
+        self.worker.follow(&mut self.lead, stop)
     }
 
     /// Proven programs for `n` micro-batches (synchronous: of one minibatch).

@@ -53,7 +53,9 @@ impl EpochReport {
 pub struct WorkerReport {
     /// Its stages.
     pub stages: Vec<(usize, StageReport)>,
-    /// Seconds of compute and updates while training.
+    /// Seconds of training.
+    pub seconds: f64,
+    /// Seconds of compute, updates and data of these.
     pub busy: f64,
     /// Seconds of waiting for other workers.
     pub waiting: f64,
@@ -70,7 +72,14 @@ pub struct WorkerReport {
 }
 
 impl WorkerReport {
-    pub(super) fn new(graph: &Graph, plan: &Plan, worker: &Worker<'_>, t: &Times, misses: u64) -> WorkerReport {
+    pub(super) fn new(
+        graph: &Graph,
+        plan: &Plan,
+        worker: &Worker<'_>,
+        t: &Times,
+        misses: u64,
+        seconds: f64,
+    ) -> WorkerReport {
         let names = |s: usize| plan.stages()[s].nodes.iter().map(|&n| graph.nodes()[n].name.clone()).collect();
         let stage = |s: &crate::pipeline::stage::Stage| {
             let report = StageReport {
@@ -83,6 +92,7 @@ impl WorkerReport {
         };
         WorkerReport {
             stages: worker.stages().map(stage).collect(),
+            seconds,
             busy: t.seconds(Spent::Compute) + t.seconds(Spent::Step) + t.seconds(Spent::Data),
             waiting: t.seconds(Spent::Receive),
             sending: t.seconds(Spent::Send),
@@ -122,6 +132,8 @@ pub struct Report {
     pub predicted_samples_per_s: f64,
     /// Time of compute / time in all, over all workers: ideal / actual time.
     pub efficiency: f64,
+    /// For each worker, its time of compute / time in all.
+    pub busy: Vec<f64>,
     /// Time of waiting for others / time in all, over all workers.
     pub bubble_fraction: f64,
     /// Time of starting receives and sends and of waiting for the end of sends / time in all, over all workers.

@@ -413,11 +413,11 @@ impl<'t> Session<'t> {
         }
         self.pause()?;
         let (engine, tally) = (&mut self.engine, &self.tally);
-        let mine =
-            WorkerReport::new(&self.recipe.graph, engine.plan(), engine.worker(), &tally.times, tally.late_misses);
+        let (plan, worker) = (engine.plan(), engine.worker());
+        let mine = WorkerReport::new(&self.recipe.graph, plan, worker, &tally.times, tally.late_misses, tally.seconds);
         tracing::info!(?mine, "done");
         let all = engine.gather(&mine)?;
-        let total = tally.seconds * all.len() as f64;
+        let total: f64 = all.iter().map(|w| w.seconds).sum();
         let part = |f: fn(&WorkerReport) -> f64| if total > 0.0 { all.iter().map(f).sum::<f64>() / total } else { 0.0 };
         let instructions: u64 = all.iter().map(|w| w.instructions).sum();
         let overhead = total - all.iter().map(|w| w.busy + w.waiting).sum::<f64>();
@@ -433,6 +433,7 @@ impl<'t> Session<'t> {
             samples_per_s: if tally.seconds > 0.0 { tally.samples as f64 / tally.seconds } else { 0.0 },
             predicted_samples_per_s: self.planning.samples_per_s,
             efficiency: part(|w| w.busy),
+            busy: all.iter().map(|w| if w.seconds > 0.0 { w.busy / w.seconds } else { 0.0 }).collect(),
             bubble_fraction: part(|w| w.waiting),
             communication_fraction: part(|w| w.sending),
             overhead_us: if instructions > 0 { 1e6 * overhead.max(0.0) / instructions as f64 } else { 0.0 },

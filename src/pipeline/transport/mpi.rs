@@ -47,6 +47,8 @@ pub struct MpiTransport {
     status: Status,
     commands: Sender<Command>,
     replies: Receiver<Reply>,
+    /// Whether the worker waits for a reply, so that the communication thread may have the core.
+    waiting: Arc<AtomicBool>,
     next: u64,
     open: HashSet<u64>,
     /// Ended, not yet waited for.
@@ -76,6 +78,8 @@ impl MpiTransport {
         let (commands, inbox) = mpsc::channel();
         let (outbox, replies) = mpsc::channel();
         let (ready, started) = mpsc::channel();
+        let waiting = Arc::new(AtomicBool::new(false));
+        let is_waiting = waiting.clone();
         let body = move || {
             let mpi = match ffi::Mpi::init() {
                 Ok(mpi) => mpi,
@@ -83,7 +87,7 @@ impl MpiTransport {
             };
             let world = World { rank: mpi.rank(), size: mpi.size(), tags: mpi.tags() };
             ready.send(Ok(world)).unwrap_or_default();
-            Comm::new(mpi, options, inbox, outbox).run();
+            Comm::new(mpi, options, inbox, outbox, is_waiting).run();
         };
         let thread = thread::Builder::new().name("communication".into()).spawn(body);
         let thread = thread.map_err(|e| Error::transport(format!("no thread for communication: {e}")))?;
@@ -97,7 +101,8 @@ impl MpiTransport {
         }
         let (open, ended, thread) = (HashSet::new(), HashMap::new(), Some(thread));
         let ((status, identity), next) = (Status::of_job(&launched.job, rank, size), 0);
-        let mut transport = MpiTransport { rank, size, tags, status, commands, replies, next, open, ended, thread };
+        let mut transport =
+            MpiTransport { rank, size, tags, status, commands, replies, waiting, next, open, ended, thread };
         let all = transport.all_gather(identity.text.as_bytes())?;
         transport.status = transport.status.shared_by(&identity, &all);
         Ok(Some(transport))
@@ -117,14 +122,19 @@ impl MpiTransport {
 
     /// Waits until a ticket has ended.
     fn end_of(&mut self, id: u64) -> Result<Done> {
-        loop {
-            if let Some(end) = self.ended.remove(&id) {
-                self.open.remove(&id);
-                return end;
+        self.ended.extend(self.replies.try_iter());
+        if !self.ended.contains_key(&id) {
+            self.waiting.store(true, Relaxed);
+            // It may be in a pause.
+            let woken = self.commands.send(Command::Hurry);
+            while woken.is_ok() && !self.ended.contains_key(&id) {
+                let Ok((id, end)) = self.status.blocked(|| self.replies.recv()) else { break };
+                self.ended.insert(id, end);
             }
-            let (id, end) = self.status.blocked(|| self.replies.recv()).map_err(|_| self.gone())?;
-            self.ended.insert(id, end);
+            self.waiting.store(false, Relaxed);
         }
+        self.open.remove(&id);
+        self.ended.remove(&id).unwrap_or_else(|| Err(self.gone()))
     }
 
     fn check_channel(&self, peer: usize, channel: Channel) -> Result<()> {

@@ -11,15 +11,24 @@ use crate::{
 use std::{
     collections::{HashMap, VecDeque},
     ops::Range,
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-/// For how long the thread looks for completions without a pause, after the last one.
+/// While the worker waits: for how long the thread looks for completions without a pause, after the last one.
 const EAGER: Duration = Duration::from_millis(1);
 /// The pause between two looks after that. A command ends it early.
 const PAUSE: Duration = Duration::from_micros(60);
+/// While the worker computes, perhaps on the same core, pauses grow, since every look costs it some 40 µs and it does not ask yet
+/// for what ends meanwhile: to this with sends outstanding, of which MPI may need many looks to send a long one in fragments,
+const SEND_PAUSE: Duration = Duration::from_millis(1);
+/// and to this with receives alone.
+const LONG_PAUSE: Duration = Duration::from_millis(5);
 /// With nothing outstanding MPI may still hold what it accepted but did not put on the wire: so long it is looked after,
 const LINGER: Duration = Duration::from_secs(1);
 /// so often.
@@ -27,10 +36,30 @@ const LINGER_PAUSE: Duration = Duration::from_millis(1);
 
 /// What a worker asks for. `id` is its ticket.
 pub(super) enum Command {
-    Send { id: u64, to: usize, channel: Channel, header: [u8; Header::BYTES], tensor: Tensor },
-    Receive { id: u64, from: usize, channel: Channel, max_bytes: usize, buffer: Buffer, device: Device },
-    Gather { id: u64, bytes: Vec<u8> },
-    Finish { id: u64 },
+    Send {
+        id: u64,
+        to: usize,
+        channel: Channel,
+        header: [u8; Header::BYTES],
+        tensor: Tensor,
+    },
+    Receive {
+        id: u64,
+        from: usize,
+        channel: Channel,
+        max_bytes: usize,
+        buffer: Buffer,
+        device: Device,
+    },
+    Gather {
+        id: u64,
+        bytes: Vec<u8>,
+    },
+    Finish {
+        id: u64,
+    },
+    /// The worker waits.
+    Hurry,
     Abort,
 }
 
@@ -101,6 +130,8 @@ pub(super) struct Comm {
     options: Options,
     commands: Receiver<Command>,
     replies: Sender<Reply>,
+    /// Whether the worker waits for a reply.
+    waiting: Arc<AtomicBool>,
     sending: HashMap<u64, Sending>,
     receiving: HashMap<u64, Receiving>,
     /// Receives whose rest is not posted yet, in order.
@@ -111,12 +142,19 @@ pub(super) struct Comm {
 }
 
 impl Comm {
-    pub(super) fn new(mpi: Mpi, options: Options, commands: Receiver<Command>, replies: Sender<Reply>) -> Comm {
+    pub(super) fn new(
+        mpi: Mpi,
+        options: Options,
+        commands: Receiver<Command>,
+        replies: Sender<Reply>,
+        waiting: Arc<AtomicBool>,
+    ) -> Comm {
         Comm {
             outstanding: Outstanding::new(mpi),
             options,
             commands,
             replies,
+            waiting,
             sending: HashMap::new(),
             receiving: HashMap::new(),
             lines: HashMap::new(),
@@ -131,17 +169,15 @@ impl Comm {
         let mut ended = Vec::new();
         let mut last = Instant::now();
         while self.finishing.is_none() {
-            let idle = self.outstanding.len() == 0;
             let quiet = last.elapsed();
-            let command = if idle && quiet > LINGER {
-                self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else if idle || quiet > EAGER {
-                self.commands.recv_timeout(if idle { LINGER_PAUSE } else { PAUSE })
-            } else {
-                self.commands.try_recv().map_err(|e| match e {
+            let pause = self.pause(quiet);
+            let command = match pause {
+                None => self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(Duration::ZERO) => self.commands.try_recv().map_err(|e| match e {
                     TryRecvError::Empty => RecvTimeoutError::Timeout,
                     TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
-                })
+                }),
+                Some(pause) => self.commands.recv_timeout(pause),
             };
             match command {
                 Ok(command) => {
@@ -155,9 +191,9 @@ impl Comm {
             if let Err(e) = self.outstanding.poll(&mut ended) {
                 self.fail_all(&e);
             }
-            if ended.is_empty() {
+            if ended.is_empty() && pause == Some(Duration::ZERO) {
                 thread::yield_now();
-            } else {
+            } else if !ended.is_empty() {
                 last = Instant::now();
                 ended.drain(..).for_each(|e| self.ended(e));
             }
@@ -169,9 +205,23 @@ impl Comm {
         }
     }
 
+    /// How long to wait for a command before the next look, `quiet` after the last command or completion; `None`: until there is
+    /// a command.
+    fn pause(&self, quiet: Duration) -> Option<Duration> {
+        let idle = self.outstanding.len() == 0;
+        Some(match (idle, self.waiting.load(Relaxed)) {
+            (true, _) if quiet > LINGER => return None,
+            (true, _) => LINGER_PAUSE,
+            (false, true) if quiet < EAGER => Duration::ZERO,
+            (false, true) => PAUSE,
+            (false, false) if self.sending.is_empty() => LONG_PAUSE.min(PAUSE + quiet),
+            (false, false) => SEND_PAUSE.min(PAUSE + quiet / 4),
+        })
+    }
+
     /// Starts what is asked for.
     fn command(&mut self, command: Command) {
-        self.started += 1;
+        self.started += u64::from(!matches!(command, Command::Hurry));
         if self.options.panic_at == Some(self.started) {
             panic!("the communication thread panics, as PIPEWRIGHT_MPI_PANIC asks");
         }
@@ -182,6 +232,7 @@ impl Comm {
             }
             Command::Gather { id, bytes } => (id, self.start_gather(id, bytes)),
             Command::Finish { id } => (id, self.outstanding.barrier(Key::Finish(id))),
+            Command::Hurry => return,
             Command::Abort => return ffi::abort_if_owner(1),
         };
         if let Err(e) = started {
