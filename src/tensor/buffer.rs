@@ -1,4 +1,5 @@
 //! Memory: aligned buffers that return to the pool they came from.
+use super::pages;
 use bytemuck::{Pod, Zeroable};
 use std::{
     collections::HashMap,
@@ -113,7 +114,7 @@ impl Pool {
             }
             None => {
                 self.misses.fetch_add(1, Relaxed);
-                bytemuck::zeroed_slice_box(lines)
+                zeroed(lines)
             }
         };
         Buffer { lines: memory, bytes, counted, home: Some(self.clone()) }
@@ -153,6 +154,15 @@ impl Pool {
         free.clear();
         self.held.store(0, Relaxed);
     }
+}
+
+/// `lines` lines of zeros, on huge pages where they are long enough.
+fn zeroed(lines: usize) -> Box<[Line]> {
+    let mut memory = Vec::with_capacity(lines);
+    // Before the first touch, which takes the pages.
+    pages::prefer_huge(memory.spare_capacity_mut());
+    memory.resize(lines, Line::zeroed());
+    memory.into_boxed_slice()
 }
 
 /// Rounds up to 8 sizes per power of two (at most 12.5 % more), so that nearly equal requests share buffers.

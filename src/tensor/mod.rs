@@ -10,6 +10,7 @@ mod interop;
 mod meta;
 mod ops;
 mod ops_nn;
+mod pages;
 mod reference;
 mod rng;
 mod shape;
