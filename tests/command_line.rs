@@ -135,23 +135,70 @@ fn sigterm_writes_a_checkpoint_and_the_run_goes_on_from_it() {
     assert_eq!(found, json(&["eval", &cut, "--json"]));
 }
 
+/// Whether ranks can be started here; says so if not.
+#[cfg(feature = "mpi")]
+fn has_mpirun() -> bool {
+    let there = Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !there {
+        eprintln!("skipped: there is no mpirun here");
+    }
+    there
+}
+
+#[cfg(feature = "mpi")]
+fn mpirun(args: &[&str]) -> Child {
+    let mut c = Command::new("mpirun");
+    c.args(["--bind-to", "none"]).args(args);
+    c.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    c.envs([("OMPI_MCA_rmaps_base_oversubscribe", "1"), ("OMPI_MCA_mpi_yield_when_idle", "1")]);
+    c.envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader"), ("OMPI_MCA_plm", "isolated")]);
+    c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs")
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn ranks_that_were_not_started_alike_are_refused() {
+    if !has_mpirun() {
+        return;
+    }
+    let folder = folder();
+    // The same program with a byte more: another build, for all that one can tell.
+    let other = path(&folder, "pipewright");
+    let mut bytes = std::fs::read(PROGRAM).expect("the program");
+    bytes.push(0);
+    std::fs::copy(PROGRAM, &other).expect("a copy that may be run");
+    std::fs::write(&other, bytes).expect("a copy");
+    let args = ["train", "--model", "mlp", "--data", DATA, "--quiet", "--steps", "2"];
+    for (program, more, words) in [
+        (other.as_str(), &["--seed", "1"][..], "rank 1 and rank 0 do not agree on the program"),
+        (PROGRAM, &["--seed", "2"], "rank 1 and rank 0 do not agree on the settings"),
+        (PROGRAM, &["--steps", "3"], "rank 1 and rank 0 do not agree on the settings"),
+        (PROGRAM, &["--model", "lenet"], "rank 1 and rank 0 do not agree on the model"),
+        (PROGRAM, &["--lr", "0.5"], "rank 1 and rank 0 do not agree on the optimizer"),
+    ] {
+        let first = ["-n", "1", PROGRAM];
+        // The last of a flag given twice would be an error: rank 1 gets its own list.
+        let theirs: Vec<&str> = match args.iter().position(|a| *a == more[0]) {
+            Some(at) => [&args[..at], more, &args[at + 2..]].concat(),
+            None => [&args[..], more].concat(),
+        };
+        let ours = if program == other { theirs.clone() } else { args.to_vec() };
+        let ended = end(mpirun(&[&first[..], &ours, &[":", "-n", "1", program], &theirs].concat()));
+        let said = text(&ended);
+        assert!(!ended.status.success(), "{more:?}: {said}");
+        assert!(said.contains(words), "{more:?}: {words:?} expected in {said}");
+    }
+}
+
 #[cfg(feature = "mpi")]
 #[test]
 fn sigterm_stops_ranks_at_one_minibatch_and_fewer_ranks_go_on() {
-    if Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        eprintln!("skipped: there is no mpirun here");
+    if !has_mpirun() {
         return;
     }
     let folder = folder();
     let expected = json(&long_run(&path(&folder, "whole"), &[]));
-    let ranks = |n: &str, args: &[&str]| {
-        let mut c = Command::new("mpirun");
-        c.args(["--bind-to", "none", "-n", n, PROGRAM]).args(args);
-        c.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        c.envs([("OMPI_MCA_rmaps_base_oversubscribe", "1"), ("OMPI_MCA_mpi_yield_when_idle", "1")]);
-        c.envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader"), ("OMPI_MCA_plm", "isolated")]);
-        c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs")
-    };
+    let ranks = |n: &str, args: &[&str]| mpirun(&[&["-n", n, PROGRAM], args].concat());
     for name in ["-TERM", "-USR1"] {
         let cut = path(&folder, name);
         let mut child = ranks("4", &long_run(&cut, &[]));

@@ -46,7 +46,7 @@ pub enum Operation {
     Gather,
     /// Waiting for all workers at the clean end.
     Finish,
-    /// Waiting for the first worker to begin a minibatch.
+    /// Waiting for the first worker's word to go on.
     Follow,
 }
 
@@ -142,7 +142,7 @@ impl fmt::Display for Doing {
             Operation::Wait => message(f, "wait for the send of", "to"),
             Operation::Gather => f.write_str("gather from all workers"),
             Operation::Finish => f.write_str("wait for all workers at the end"),
-            Operation::Follow => f.write_str("wait for worker 0 to begin the next minibatch"),
+            Operation::Follow => f.write_str("wait for worker 0 to say whether to go on"),
         }
     }
 }
