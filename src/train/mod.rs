@@ -1,4 +1,5 @@
 //! Training: the loop around the pipeline.
+mod crowding;
 mod engine;
 mod feed;
 mod files;

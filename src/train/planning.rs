@@ -1,5 +1,8 @@
 //! From a model and the ranks at hand to a plan and a prediction.
-use super::settings::{PlanChoice, Recipe};
+use super::{
+    crowding::crowding,
+    settings::{PlanChoice, Recipe},
+};
 use crate::{
     Error, Result,
     layers::{Graph, NodeId, NodeKind},
@@ -30,12 +33,6 @@ pub struct Planning {
 /// The link assumed where nothing may be measured: shared memory.
 const ASSUMED: Link = Link { latency: 1e-6, bandwidth: 5e9 };
 
-/// Workers that share this machine's cores, for each core; 1 where there are enough cores.
-fn crowding(workers: usize, threads: usize) -> f64 {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    (workers * threads) as f64 / cores as f64
-}
-
 /// Makes the plan that the settings ask for; the same on every rank.
 pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> Result<Planning> {
     let (graph, s) = (&*recipe.graph, &recipe.settings);
@@ -45,7 +42,7 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let (profile, links) = if s.deterministic {
         (Profile::estimate(graph, &*recipe.optimizer, s.dtype, &sizes)?, None)
     } else {
-        let crowding = crowding(workers, s.threads).max(1.0);
+        let crowding = crowding(transport, s.threads)?.max(1.0);
         let mut together = || transport.all_gather(&[]).map(|_| ());
         let mine = Profile::measure(graph, &*recipe.optimizer, device, s.dtype, &sizes, crowding, &mut together)?;
         (Profile::merge(&gather(transport, &mine)?)?, Some(measure_links(transport)?))
