@@ -25,7 +25,7 @@ fn staged(n: usize) -> Result<(Plan, Costs)> {
     let plan = Plan::even(&model()?, n)?;
     let stage = |s: usize| StageCost { forward: 1.0 + s as f64, input_grad: 2.0, weight_grad: 3.0, step: 4.0 };
     let edges = vec![Default::default(); plan.edges().len()];
-    Ok((plan, Costs { stages: (0..n).map(stage).collect(), edges, overhead: 0.0 }))
+    Ok((plan, Costs { stages: (0..n).map(stage).collect(), edges, ..Costs::default() }))
 }
 
 #[test]

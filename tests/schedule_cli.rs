@@ -102,6 +102,8 @@ worker 1: busy 10 s, bubble 23.1 %, communication 0 s, at most 1 micro-batches i
   1 .0aa1bb2cc|..
 ";
     assert!(drawn.starts_with(expected), "{drawn}");
+    let shared = printed(&["simulate", "--kind", "gpipe", "--workers", "2", "--micro-batches", "2", "--cores", "1"]);
+    assert!(shared.contains("makespan 12 s") && shared.contains("\n  1 .001aabbbb..\n"), "{shared}");
     let cut = printed(&["simulate", "--kind", "gpipe", "--columns", "5", "--cell", "2"]);
     assert!(cut.contains("\n  0 0246.…\n"), "{cut}");
 }
@@ -148,6 +150,7 @@ fn what_cannot_be_is_refused() {
         (&["simulate", "--kind", "gpipe", "--backward=-1"], "backward: 0 or more expected, got -1"),
         (&["simulate", "--kind", "gpipe", "--update", "nan"], "update: 0 or more expected, got NaN"),
         (&["simulate", "--kind", "gpipe", "--cell", "0"], "cell: more than 0 s expected"),
+        (&["simulate", "--kind", "gpipe", "--cores", "0"], "0 cores; more than 0 expected"),
         (&["simulate", "--kind", "gpipe", "--bandwidth", "0"], "a link of 0 bytes/s"),
         (&["simulate", "--kind", "gpipe", "--plan", "1-1", "--forward", "1"], "cannot be used with"),
         (&["simulate", "--kind", "gpipe", "--workers", "0"], "at least one worker"),

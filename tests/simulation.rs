@@ -59,6 +59,30 @@ fn a_long_run_takes_what_its_slowest_stage_takes() {
 }
 
 #[test]
+fn workers_that_share_cores_slow_each_other_down() {
+    let wiring = Wiring::straight(2);
+    let costs = |cores| Costs { cores, ..Costs::uniform(&wiring, 1.0, 1.0, 1.0) };
+    let run = |kind, m, cores| {
+        let programs = lower(&make(kind, 2, m).unwrap(), &wiring).unwrap();
+        simulate(&programs, &wiring, &costs(cores)).unwrap()
+    };
+    // Both on one core: worker 0 alone until 1, its F1 beside the other's F0 until 3, B0 beside the other's B1 from 6 to 10.
+    let shared = run(Kind::GPipe, 2, Some(1.0));
+    assert_eq!(shared.draw(1.0, 99), "  0 011...aaaabb\n  1 .001aabbbb..\n");
+    for m in 1..10 {
+        for kind in Kind::ALL {
+            let (alone, enough, one) = (run(kind, m, None), run(kind, m, Some(2.0)), run(kind, m, Some(1.0)));
+            assert_eq!(alone, enough, "{kind} {m}");
+            // A core is never idle here, since one of the two can always go on.
+            approx::assert_relative_eq!(one.makespan, 6.0 * m as f64, max_relative = 1e-12);
+            assert!(run(kind, m, Some(1.5)).makespan <= one.makespan + 1e-9);
+            assert!(run(kind, m, Some(1.5)).makespan >= alone.makespan - 1e-9);
+            assert_eq!(one.workers[0].busy, 3.0 * m as f64);
+        }
+    }
+}
+
+#[test]
 fn missing_costs_are_refused() {
     let wiring = Wiring::straight(2);
     let programs = make(Kind::GPipe, 2, 2).unwrap();

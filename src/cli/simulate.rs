@@ -45,6 +45,9 @@ pub(super) struct Args {
     /// Seconds of latency of the links [default: 1e-6 with --plan, else 0]
     #[arg(long)]
     latency: Option<f64>,
+    /// Cores that the workers share [default: one for each]
+    #[arg(long)]
+    cores: Option<f64>,
     /// A plan file, or a shape such as 1-1-1-1: the costs are those of a model's profile then
     #[arg(long, conflicts_with_all = ["workers", "forward", "backward", "update", "bytes"])]
     plan: Option<String>,
@@ -162,7 +165,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
     };
     let programs = lower(&make(args.kind, subject.wiring.stages.len(), args.micro_batches)?, &subject.wiring)?;
     verify(&programs, &subject.wiring)?;
-    let timeline = simulate(&programs, &subject.wiring, &subject.costs)?;
+    let costs = Costs { cores: args.cores, ..subject.costs };
+    let timeline = simulate(&programs, &subject.wiring, &costs)?;
     let answer = Answer::new(&timeline, subject.samples);
     if args.json {
         return print_json(&answer);
@@ -198,7 +202,7 @@ fn given(args: &Args) -> Result<Subject> {
         EdgeCost { forward: seconds, backward: seconds, latency: link.latency }
     };
     let costs =
-        Costs { stages: (0..stages).map(stage).collect(), edges: (0..edges).map(edge).collect(), overhead: 0.0 };
+        Costs { stages: (0..stages).map(stage).collect(), edges: (0..edges).map(edge).collect(), ..Costs::default() };
     Ok(Subject { wiring, costs, samples: None })
 }
 
@@ -214,7 +218,7 @@ fn planned(args: &Args, plan: &str) -> Result<Subject> {
         None => Plan::load(&graph, plan.as_ref())?,
     };
     let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, DType::F32)?;
-    // As if each worker had a core of its own.
+    // As each worker is on a core of its own.
     Ok(Subject { wiring: plan.wiring(true), costs: costs.faster(profile.crowding), samples: Some(samples) })
 }
 

@@ -53,7 +53,11 @@ pub fn costs(
         let Link { latency, bandwidth } = link(from, to);
         Ok(EdgeCost { forward: forward as f64 / bandwidth, backward: backward as f64 / bandwidth, latency })
     };
-    Ok(Costs { stages: stages.collect(), edges: plan.edges().iter().map(edge).collect::<Result<_>>()?, overhead: 0.0 })
+    Ok(Costs {
+        stages: stages.collect(),
+        edges: plan.edges().iter().map(edge).collect::<Result<_>>()?,
+        ..Costs::default()
+    })
 }
 
 /// Seconds from one minibatch of `micro_batches` micro-batches to the next.
@@ -78,9 +82,7 @@ pub fn seconds_per_minibatch(
         programs.micro_batches *= SYNCHRONOUS;
         programs.workers.iter_mut().for_each(|p| p.repeats = SYNCHRONOUS);
     }
-    let alone = simulate(&programs, &wiring, &costs.faster(crowding))?;
-    let by_stages = micro_batches as f64 * alone.seconds_per_micro_batch;
-    let work = |s: &StageCost| micro_batches as f64 * (s.forward + s.input_grad + s.weight_grad) + s.step;
-    let by_cores = costs.stages.iter().map(work).sum::<f64>() / workers as f64;
-    Ok(by_stages.max(by_cores))
+    let cores = (crowding > 1.0).then_some(workers as f64 / crowding);
+    let timeline = simulate(&programs, &wiring, &Costs { cores, ..costs.faster(crowding) })?;
+    Ok(micro_batches as f64 * timeline.seconds_per_micro_batch)
 }
