@@ -1,6 +1,6 @@
 //! The `schedule` and `simulate` commands from outside.
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn pipewright(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_pipewright")).args(args).output().expect("the program runs")
@@ -88,6 +88,17 @@ fn long_programs_stay_short_as_text() {
     assert!(text.contains("repeat 999999999") && text.len() < 3000, "{text}");
     let error = refused(&["schedule", "--kind", "pipedream", "--micro-batches", "1000000000000", "--json"]);
     assert!(error.contains("too many"), "{error}");
+}
+
+/// As with `pipewright schedule … | head`: more text than a pipe holds, and nobody reads it.
+#[test]
+fn readers_may_leave_early() {
+    let args = ["schedule", "--kind", "1f1b", "--workers", "8", "--micro-batches", "2000"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pipewright"));
+    let mut child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program runs");
+    drop(child.stdout.take());
+    let out = child.wait_with_output().expect("the program ends");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
 }
 
 #[test]

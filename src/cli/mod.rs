@@ -8,8 +8,9 @@ mod schedule;
 mod simulate;
 mod train;
 
-use crate::Result;
+use crate::{Error, Result};
 use clap::{Parser, Subcommand};
+use std::io::Write;
 
 /// Trains deep networks as pipelines: profiles, partitions, proves and runs them, in one process or over MPI ranks.
 #[derive(Parser)]
@@ -60,6 +61,13 @@ pub fn main() -> std::process::ExitCode {
 
 /// Prints one JSON object on a line of its own.
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
-    println!("{}", serde_json::to_string(value).map_err(|e| crate::Error::config(format!("json: {e}")))?);
-    Ok(())
+    print(&(serde_json::to_string(value).map_err(|e| Error::config(format!("json: {e}")))? + "\n"))
+}
+
+/// Prints `text`. That nobody reads to its end, as `head` does not, is no error.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("standard output", e)),
+        _ => Ok(()),
+    }
 }

@@ -1,5 +1,5 @@
 //! `pipewright schedule`
-use super::print_json;
+use super::{print, print_json};
 use crate::{
     Error, Result,
     pipeline::schedule::{Kind, Programs, Wiring, lower, make, simulate, simulate::Costs, verify},
@@ -108,10 +108,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
         let list = |worker| shown.stream(worker).map(|inst| inst.to_string()).collect();
         return print_json(&Answer { found, instructions: (0..shown.workers.len()).map(list).collect() });
     }
-    if args.check.is_some() {
-        print!("{}", found.describe(""));
-    } else {
-        print!("{}\n{}", shown.to_text(), found.describe("# "));
+    match args.check {
+        Some(_) => print(&found.describe("")),
+        None => print(&format!("{}\n{}", shown.to_text(), found.describe("# "))),
     }
-    Ok(())
 }

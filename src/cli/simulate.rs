@@ -1,5 +1,5 @@
 //! `pipewright simulate`
-use super::{print_json, profiled::Profiled};
+use super::{print, print_json, profiled::Profiled};
 use crate::{
     Error, Result,
     pipeline::{
@@ -126,24 +126,23 @@ impl Answer {
         }
     }
 
-    fn print(&self) {
+    /// In words.
+    fn describe(&self) -> String {
         let percent = |fraction: f64| format!("{:.1} %", 100.0 * fraction);
         let speed = self.samples_per_s.map_or(String::new(), |s| format!(", {s:.1} samples/s"));
-        println!(
-            "makespan {}, bubble {}, {} a micro-batch{speed}",
-            seconds(self.makespan),
-            percent(self.bubble_fraction),
-            seconds(self.seconds_per_micro_batch),
-        );
+        let (makespan, pace) = (seconds(self.makespan), seconds(self.seconds_per_micro_batch));
+        let bubble = percent(self.bubble_fraction);
+        let mut text = format!("makespan {makespan}, bubble {bubble}, {pace} a micro-batch{speed}\n");
         for (rank, w) in self.workers.iter().enumerate() {
-            println!(
-                "worker {rank}: busy {}, bubble {}, communication {}, at most {} micro-batches in flight",
+            text += &format!(
+                "worker {rank}: busy {}, bubble {}, communication {}, at most {} micro-batches in flight\n",
                 seconds(w.busy),
                 percent(w.bubble_fraction),
                 seconds(w.communication),
                 w.peak_activations
             );
         }
+        text
     }
 }
 
@@ -171,17 +170,18 @@ pub(super) fn run(args: &Args) -> Result<()> {
     if args.json {
         return print_json(&answer);
     }
-    answer.print();
     let cell = args.cell.unwrap_or_else(|| timeline.shortest_pass());
     if args.cell.is_some() && !(cell > 0.0 && cell.is_finite()) {
         return Err(Error::config(format!("cell: more than 0 s expected, got {cell}")));
     }
-    // Nothing takes any time.
+    let mut text = answer.describe();
+    // Unless nothing takes any time.
     if cell > 0.0 {
         let (rows, cell) = (timeline.draw(cell, args.columns), seconds(cell));
-        println!("\n{rows}a character is {cell}; 0-9: forward, a-j: backward of micro-batch 0-9, mod 10; |: update");
+        let legend = "0-9: forward, a-j: backward of micro-batch 0-9, mod 10; |: update";
+        text += &format!("\n{rows}a character is {cell}; {legend}\n");
     }
-    Ok(())
+    print(&text)
 }
 
 /// Stages as the command line says.

@@ -71,7 +71,7 @@ pub struct Profile {
 }
 
 /// Steps that are timed: at least, and at most.
-const STEPS: Range<usize> = 3..40;
+const STEPS: Range<usize> = 3..100;
 /// Seconds after which no further step is timed.
 const BUDGET: f64 = 0.8;
 /// Bytes that the nodes of one rehearsal hold; more nodes are rehearsed one part after the other, since a model that is trained in

@@ -171,7 +171,7 @@ pub fn simulate(programs: &Programs, wiring: &Wiring, costs: &Costs) -> Result<T
             wiring.edges.len()
         )));
     }
-    if let Some(cores) = costs.cores.filter(|&cores| !(cores > 0.0)) {
+    if let Some(cores) = costs.cores.filter(|cores| cores.is_nan() || *cores <= 0.0) {
         return Err(Error::schedule(format!("{cores} cores; more than 0 expected")));
     }
     let instructions = programs.workers.iter().fold(0usize, |n, p| n.saturating_add(p.len()));
