@@ -63,6 +63,7 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 /// Waits for the end of a process that prints little.
+#[cfg(feature = "mpi")]
 fn end(mut child: Child) -> Output {
     let start = Instant::now();
     while child.try_wait().is_ok_and(|s| s.is_none()) {
