@@ -320,6 +320,7 @@ fn wrong_settings_are_refused_by_name() {
     train(&["--dtype", "f8"], &["f8", "f32 or f64"]);
     train(&["--workers", "0"], &["worker"]);
     train(&["--workers", "40"], &["40 stages"]);
+    train(&["--workers", "100000000"], &["100000000 stages", "layers"]);
     train(&["--plan", "1-1"], &["the plan is for 2 workers, there are 1"]);
     train(&["--plan", "1-2", "--workers", "3"], &["stage 1 on 2 workers"]);
     train(&["--checkpoints", "0"], &["epoch, never or a number"]);

@@ -9,9 +9,13 @@ use super::{
 use crate::{
     Error, Result,
     data::Data,
-    layers::{Graph, Value},
+    layers::{Graph, NodeKind, Value},
     optim::{Optimizer, Sgd},
-    pipeline::{faults, schedule::Kind, transport::launch},
+    pipeline::{
+        faults,
+        schedule::Kind,
+        transport::{launch, launcher},
+    },
     tensor::DType,
 };
 use indicatif::{ProgressBar, ProgressStyle};
@@ -202,6 +206,12 @@ impl Trainer {
         recipe.settings.check()?;
         if self.files.keep == 0 {
             return Err(Error::config("checkpoints: 1 or more to keep expected, got 0"));
+        }
+        let layers = recipe.graph.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Layer(_))).count();
+        if self.workers > layers && launcher::detect().is_none() {
+            // Threads are not to be started in vain.
+            let n = self.workers;
+            return Err(Error::plan(format!("{n} workers need {n} stages, the model has {layers} layers")));
         }
         let (files, told) = (self.files, format!("{:?}", self.limits));
         let task = Task { recipe, data: self.data, files, told, quiet: self.quiet };
