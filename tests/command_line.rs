@@ -329,6 +329,7 @@ fn wrong_settings_are_refused_by_name() {
     train(&["--resume"], &["--out"]);
     train(&["--resume", "/nowhere/at/all"], &["/nowhere/at/all", "no complete checkpoint"]);
     train(&["--threads", "0"], &["threads"]);
+    train(&["--threads", "100000000"], &["threads: at most"]);
     fails(&["train", "--model", "vgg17", "--data", DATA], &["vgg17", "vgg16"]);
     fails(&["train", "--data", "mnist-1d"], &["mnist-1d", "fashion-mnist"]);
     fails(&["train", "--data", "synthetic:8x8"], &["synthetic:8x8"]);

@@ -70,6 +70,8 @@ impl<'t> Session<'t> {
         let (rank, workers) = (transport.rank(), transport.size());
         let data = &task.data;
         planning::agree(&recipe, &format!("{} {:?} {}", task.told, task.files, data.train.name()), transport)?;
+        // Minibatches are no larger than the data set, and so no buffer need be.
+        recipe.settings.batch = recipe.settings.batch.min(data.train.len().max(1));
         let identity = saving::identity(&recipe, data);
         let found = task.files.resume.as_ref().map(|folder| saving::find(folder, transport)).transpose()?;
         if let Some(found) = &found {

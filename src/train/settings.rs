@@ -44,6 +44,9 @@ pub struct Settings {
     pub plan: PlanChoice,
 }
 
+/// More threads than any machine has cores for.
+const MOST_THREADS: usize = 4096;
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -72,6 +75,9 @@ impl Settings {
         let positive = [("batch", self.batch), ("micro_batches", self.micro_batches), ("threads", self.threads)];
         if let Some((name, _)) = positive.iter().find(|(_, n)| *n == 0) {
             return Err(Error::config(format!("{name}: 1 or more expected, got 0")));
+        }
+        if self.threads > MOST_THREADS {
+            return Err(Error::config(format!("threads: at most {MOST_THREADS} expected, got {}", self.threads)));
         }
         if !matches!(self.dtype, DType::F32 | DType::F64) {
             return Err(Error::config(format!("dtype: f32 or f64 expected, got {}", self.dtype)));
