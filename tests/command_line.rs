@@ -276,6 +276,13 @@ fn settings_may_come_from_a_file_and_flags_win() {
 }
 
 #[test]
+fn a_minibatch_is_no_larger_than_the_data_set() {
+    let huge = ["--model", "mlp", "--data", DATA, "--batch", "99999999999999", "--steps", "3", "--quiet", "--json"];
+    assert_eq!(json(&[&["train"], &huge[..]].concat())["steps"], 3);
+    assert!(json(&[&["bench", "step"], &huge[..]].concat())["samples_per_s"].is_number());
+}
+
+#[test]
 fn the_synchronous_schedules_agree_on_every_number_of_workers() {
     let run = |schedule: &str, workers: &str| {
         let args =
@@ -334,8 +341,18 @@ fn wrong_settings_are_refused_by_name() {
     fails(&["train", "--data", "mnist-1d"], &["mnist-1d", "fashion-mnist"]);
     fails(&["train", "--data", "synthetic:8x8"], &["synthetic:8x8"]);
     fails(&["train", "--model", "vgg16", "--data", DATA], &["vgg16"]);
-    fails(&["eval", folder.path().to_str().expect("a readable name")], &["config.toml"]);
-    fails(&["profile", "--model", "mlp", "--data", DATA, "--micro-batch", "0"], &["micro_batch"]);
+    fails(&["eval", folder.path().to_str().expect("a readable name")], &["config.toml", "the folder of a run"]);
+    for size in ["0", "99999999999999"] {
+        let words = &["micro_batch: 1 to "];
+        fails(&["profile", "--model", "mlp", "--data", DATA, "--micro-batch", size, "--deterministic"], words);
+        fails(&["plan", "--model", "mlp", "--data", DATA, "--micro-batch", size, "--deterministic"], words);
+    }
+    train(&["--cosine", "0"], &["cosine: 1 or more"]);
+    fails(
+        &["simulate", "--kind", "1f1b", "--forward", "1e308", "--backward", "1e308"],
+        &["more than a number can hold"],
+    );
+    fails(&["simulate", "--kind", "1f1b", "--cell", "0"], &["cell: more than 0 s"]);
     let file = path(&folder, "run.toml");
     for (contents, words) in [
         ("modle = \"mlp\"", &["run.toml", "unknown field `modle`", "line 1"][..]),
@@ -378,6 +395,10 @@ fn wrong_plans_and_profiles_are_refused_by_name() {
         std::fs::write(&profile, contents).expect("a file");
         fails(&["plan", "--model", "mlp", "--data", DATA, "--profile", &profile], &["profile.json"]);
     }
+    let save = ["profile", "--model", "mlp", "--data", DATA, "--micro-batch", "4", "--deterministic", "--json"];
+    json(&[&save[..], &["--save", &profile]].concat());
+    let narrow = ["plan", "--model", "mlp", "--width", "7", "--data", DATA, "--stages", "2", "--profile", &profile];
+    fails(&narrow, &["profile.json", "another model"]);
     fails(&["plan", "--model", "mlp", "--data", DATA, "--stages", "0"], &["stage"]);
     fails(&["plan", "--model", "mlp", "--data", DATA, "--stages", "99", "--deterministic"], &["99 stages"]);
 }

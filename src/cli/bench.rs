@@ -42,8 +42,8 @@ pub(super) fn run(command: Command) -> Result<()> {
     let Command::Step(step) = command;
     let mut args = step.train.with_config()?;
     let (steps, warm) = (args.steps.take().unwrap_or(STEPS).max(1), step.warm);
-    let (_, model) = args.task()?;
-    let (batch, dtype) = (args.batch(), args.dtype()?);
+    let (data, model) = args.task()?;
+    let (batch, dtype) = (args.batch().min(data.train.len()), args.dtype()?);
     let operations = Profile::operations(&model.graph, dtype, batch)?;
     let cores_each = args.threads.unwrap_or(1);
     let trainer = args.trainer()?;

@@ -1,7 +1,7 @@
 //! `pipewright eval`
 use super::{print_json, train};
 use crate::{
-    Result,
+    Context, Result,
     train::{CONFIG, Evaluation, Files},
 };
 use std::path::PathBuf;
@@ -35,7 +35,9 @@ struct Answer {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    let mut settings = train::Args::load(&args.run.join(CONFIG))?;
+    let mut settings = train::Args::load(&args.run.join(CONFIG)).context(|| {
+        format!("{} is to be the folder of a run that `pipewright train --out` made", args.run.display())
+    })?;
     settings.workers = args.workers;
     settings.threads = args.threads.or(settings.threads);
     settings.watchdog = args.watchdog.or(settings.watchdog);

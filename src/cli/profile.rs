@@ -1,7 +1,7 @@
 //! `pipewright profile`
-use super::print_json;
+use super::{print_json, profiled::check_micro_batch};
 use crate::{
-    Error, Result, data,
+    Result, data,
     optim::Sgd,
     pipeline::profile::Profile,
     tensor::{DType, Device},
@@ -37,9 +37,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    if args.micro_batch.contains(&0) {
-        return Err(Error::config("micro_batch: 1 or more expected, got 0"));
-    }
+    args.micro_batch.iter().try_for_each(|&size| check_micro_batch(size))?;
     let data = data::by_name(&args.data)?;
     let graph = super::train::model_for(&args.model, args.width, &data)?.graph;
     let (dtype, sizes) = (DType::F32, &args.micro_batch);

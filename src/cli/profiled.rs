@@ -1,7 +1,7 @@
 //! The model that a command is about, and its profile.
 use super::train::model_for;
 use crate::{
-    Result, data,
+    Error, Result, data,
     layers::Graph,
     optim::Sgd,
     pipeline::profile::Profile,
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(super) struct Profiled {
-    /// The model: mlp, lenet or vgg16
+    /// The model: mlp, lenet, vgg16 or resnet18
     #[arg(long, default_value = "lenet")]
     model: String,
     /// Width of the model's hidden fully connected layers
@@ -37,6 +37,7 @@ impl Profiled {
         let data = data::by_name(&self.data)?;
         let graph = model_for(&self.model, self.width, &data)?.graph;
         let size = self.micro_batch;
+        check_micro_batch(size)?;
         let sizes = [size.div_ceil(4), size.div_ceil(2), size];
         // As `train` has it by default: only the time of an update depends on it.
         let optimizer = Sgd::new(0.01).momentum(0.9);
@@ -49,5 +50,16 @@ impl Profiled {
             }
         };
         Ok((graph, profile))
+    }
+}
+
+/// More samples than any micro-batch has: what is asked of memory stays in proportion.
+const MOST_SAMPLES: usize = 1 << 20;
+
+/// Makes sure that a micro-batch of `size` samples makes sense.
+pub(super) fn check_micro_batch(size: usize) -> Result<()> {
+    match size {
+        1..=MOST_SAMPLES => Ok(()),
+        _ => Err(Error::config(format!("micro_batch: 1 to {MOST_SAMPLES} expected, got {size}"))),
     }
 }

@@ -158,6 +158,9 @@ fn seconds(t: f64) -> String {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
+    if let Some(cell) = args.cell.filter(|&cell| !(cell > 0.0 && cell.is_finite())) {
+        return Err(Error::config(format!("cell: more than 0 s expected, got {cell}")));
+    }
     let subject = match &args.plan {
         Some(plan) => planned(args, plan)?,
         None => given(args)?,
@@ -167,14 +170,14 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let costs = Costs { cores: args.cores, ..subject.costs };
     let timeline = simulate(&programs, &subject.wiring, &costs)?;
     let answer = Answer::new(&timeline, subject.samples);
+    if !answer.makespan.is_finite() {
+        return Err(Error::config("the times add up to more than a number can hold; smaller ones expected"));
+    }
     if args.json {
         return print_json(&answer);
     }
-    let cell = args.cell.unwrap_or_else(|| timeline.shortest_pass());
-    if args.cell.is_some() && !(cell > 0.0 && cell.is_finite()) {
-        return Err(Error::config(format!("cell: more than 0 s expected, got {cell}")));
-    }
     let mut text = answer.describe();
+    let cell = args.cell.unwrap_or_else(|| timeline.shortest_pass());
     // Unless nothing takes any time.
     if cell > 0.0 {
         let (rows, cell) = (timeline.draw(cell, args.columns), seconds(cell));

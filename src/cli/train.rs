@@ -24,7 +24,7 @@ pub(super) struct Args {
     #[arg(long)]
     #[serde(skip)]
     config: Option<PathBuf>,
-    /// The model: mlp, lenet or vgg16 [default: lenet]
+    /// The model: mlp, lenet, vgg16 or resnet18 [default: lenet]
     #[arg(long)]
     model: Option<String>,
     /// Width of the model's hidden fully connected layers [default: the model's own]
@@ -267,6 +267,9 @@ impl Args {
         };
         fraction("lr", Some(base), base, f64::INFINITY)?;
         let momentum = fraction("momentum", self.momentum, 0.9, 1.0)?;
+        if self.cosine == Some(0) {
+            return Err(Error::config("cosine: 1 or more updates expected, got 0"));
+        }
         let rate = self.cosine.map_or(Rate::constant(base), |steps| Rate::cosine(base, 0.0, steps));
         let rate = rate.warmup(self.warmup.unwrap_or(0));
         let decay = self.decay.map(|d| fraction("decay", Some(d), d, f64::INFINITY)).transpose()?;

@@ -241,7 +241,20 @@ impl Profile {
         for sample in &self.samples {
             let place = || format!("micro-batch {}", sample.micro_batch);
             check_nodes(&sample.nodes, graph).context(place)?;
-            for c in &sample.nodes {
+            for (n, c) in sample.nodes.iter().enumerate() {
+                let elements: usize = graph.nodes()[n]
+                    .params
+                    .iter()
+                    .map(|&p| graph.params()[p].spec.shape.iter().product::<usize>())
+                    .sum();
+                if ![4, 8].map(|size| size * elements).contains(&c.param_bytes) {
+                    let (node, bytes) = (&c.node, c.param_bytes);
+                    return Err(Error::plan(format!(
+                        "node {node:?}: {bytes} bytes of parameters, in the model it has {elements} parameters: a profile of \
+                         another model"
+                    ))
+                    .context(place()));
+                }
                 let times = [
                     ("forward", c.forward),
                     ("input_grad", c.input_grad),
