@@ -74,6 +74,8 @@ pub struct Profile {
 const STEPS: Range<usize> = 3..100;
 /// Seconds after which no further step is timed.
 const BUDGET: f64 = 0.8;
+/// Groups of steps whose mean times are compared.
+const BLOCKS: usize = 9;
 /// Bytes that the nodes of one rehearsal hold; more nodes are rehearsed one part after the other, since a model that is trained in
 /// parts need not fit as a whole.
 const MEMORY: usize = 2 << 30;
@@ -306,11 +308,7 @@ fn check_nodes(nodes: &[NodeCost], graph: &Graph) -> Result<()> {
 fn medians(all: &[&[NodeCost]]) -> Vec<NodeCost> {
     let Some(first) = all.first() else { return Vec::new() };
     let node = |(n, cost): (usize, &NodeCost)| {
-        let median = |time: fn(&NodeCost) -> f64| {
-            let mut times: Vec<f64> = all.iter().map(|nodes| time(&nodes[n])).collect();
-            times.sort_by(f64::total_cmp);
-            times[times.len() / 2]
-        };
+        let median = |time: fn(&NodeCost) -> f64| median(all.iter().map(|nodes| time(&nodes[n])));
         NodeCost {
             forward: median(|c| c.forward),
             input_grad: median(|c| c.input_grad),
@@ -323,21 +321,30 @@ fn medians(all: &[&[NodeCost]]) -> Vec<NodeCost> {
     first.iter().enumerate().map(node).collect()
 }
 
-/// What nodes cost in a step, of several steps: the medians, lengthened alike so that they add up to what a step takes on average.
+/// What nodes cost in a step, of several steps: the medians, lengthened alike so that they add up to what a step takes.
 /// Interruptions, those by other workers of the same core above all, hit few passes hard; the medians alone do not see them.
 fn typical(steps: &[Vec<NodeCost>]) -> Vec<NodeCost> {
     let mut nodes = medians(&steps.iter().map(Vec::as_slice).collect::<Vec<_>>());
     let total = |nodes: &[NodeCost]| nodes.iter().map(|c| c.seconds() + c.fold + c.update).sum::<f64>();
-    let average = steps.iter().map(|step| total(step)).sum::<f64>() / steps.len() as f64;
-    let medians = total(&nodes);
-    if medians > 0.0 {
+    // The median of means: of a stall that will not come again it sees nothing.
+    let block = |steps: &[Vec<NodeCost>]| steps.iter().map(|s| total(s)).sum::<f64>() / steps.len() as f64;
+    let whole = median(steps.chunks(steps.len().div_ceil(BLOCKS).max(1)).map(block));
+    let parts = total(&nodes);
+    if parts > 0.0 {
         for c in &mut nodes {
             for time in [&mut c.forward, &mut c.input_grad, &mut c.weight_grad, &mut c.fold, &mut c.update] {
-                *time *= average / medians;
+                *time *= whole / parts;
             }
         }
     }
     nodes
+}
+
+/// The upper median; 0 of nothing.
+fn median(times: impl Iterator<Item = f64>) -> f64 {
+    let mut times: Vec<f64> = times.collect();
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// Neighbouring nodes that hold at most `memory` bytes at once, or one node that holds more.
@@ -363,12 +370,13 @@ mod tests {
     #[test]
     fn interruptions_are_shared_out() {
         let node = |forward: f64| NodeCost { forward, weight_grad: 1.0, ..NodeCost::default() };
-        let step = |a, b| vec![node(a), node(b)];
-        // The second step was interrupted for 12 s: a step takes 16 s on average, the medians add up to 12 s.
-        let nodes = typical(&[step(1.0, 9.0), step(13.0, 9.0), step(1.0, 9.0)]);
-        approx::assert_relative_eq!(nodes[0].forward, 4.0 / 3.0);
-        approx::assert_relative_eq!(nodes[1].forward, 12.0);
-        approx::assert_relative_eq!(nodes[1].weight_grad, 4.0 / 3.0);
+        let step = |forward: [f64; 3]| forward.map(node).to_vec();
+        // Every step is interrupted for 14 s, each time in another node; one is stalled for good measure.
+        let steps = [[15.0, 2.0, 1.0], [1.0, 16.0, 1.0], [1.0, 2.0, 15.0], [1.0, 2.0, 900.0], [1.0, 2.0, 1.0]];
+        let nodes = typical(&steps.map(step));
+        // The medians add up to 1 + 2 + 1 + 3, a step to 21.
+        let times: Vec<[f64; 2]> = nodes.iter().map(|c| [c.forward, c.weight_grad]).collect();
+        assert_eq!(times, [[3.0, 3.0], [6.0, 3.0], [3.0, 3.0]]);
     }
 
     #[test]
