@@ -14,6 +14,7 @@ pub mod autograd;
 pub mod cli;
 pub mod data;
 pub mod error;
+mod hex;
 pub mod layers;
 pub mod models;
 pub mod optim;

@@ -1,7 +1,7 @@
 //! IDX, the format of MNIST and its successors: big-endian, two zero bytes, a type, the number of axes, the length of each
 //! axis (u32), then the values; raw or gzip.
 use super::Images;
-use crate::{Error, Result};
+use crate::{Error, Result, hex::hex};
 use flate2::bufread::MultiGzDecoder;
 use md5::{Digest, Md5};
 use std::{
@@ -153,8 +153,4 @@ impl<'a> Input<'a> {
         let kind = if self.gzip { " (uncompressed)" } else { "" };
         Error::data(format!("{}{kind}: {message}", self.path.display()))
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

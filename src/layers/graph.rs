@@ -346,6 +346,16 @@ impl Graph {
         &self.nodes
     }
 
+    /// Whether `node` is a layer: the others are inputs and the total.
+    pub fn is_layer(&self, node: NodeId) -> bool {
+        matches!(self.nodes[node].kind, NodeKind::Layer(_))
+    }
+
+    /// The layers, in order.
+    pub fn layers(&self) -> impl Iterator<Item = NodeId> + '_ {
+        (0..self.nodes.len()).filter(|&n| self.is_layer(n))
+    }
+
     /// All parameters.
     pub fn params(&self) -> &[Param] {
         &self.params

@@ -103,7 +103,7 @@ impl Plan {
             }
         }
         for (s, stage) in stages.iter().enumerate() {
-            if !stage.nodes.iter().any(|&n| matches!(graph.nodes()[n].kind, NodeKind::Layer(_))) {
+            if !stage.nodes.iter().any(|&n| graph.is_layer(n)) {
                 return Err(Error::plan(format!("stage {s} has no layer; {} stages are too many", stages.len())));
             }
         }
@@ -127,9 +127,8 @@ impl Plan {
         }
         let mut stages: Vec<StagePlan> =
             (0..=cuts.len()).map(|s| StagePlan { nodes: Vec::new(), workers: vec![s] }).collect();
-        for (n, node) in graph.nodes().iter().enumerate() {
-            let source = !matches!(node.kind, NodeKind::Layer(_));
-            let stage = if source { 0 } else { cuts.partition_point(|&c| c <= n) };
+        for n in 0..graph.nodes().len() {
+            let stage = if graph.is_layer(n) { cuts.partition_point(|&c| c <= n) } else { 0 };
             stages[stage].nodes.push(n);
         }
         Plan::new(graph, stages)

@@ -18,7 +18,7 @@
 use super::plan::{Plan, StagePlan};
 use crate::{
     Context, Error, Result,
-    layers::{Graph, NodeId, NodeKind},
+    layers::{Graph, NodeId},
 };
 use serde::Deserialize;
 use std::path::Path;
@@ -48,7 +48,7 @@ impl Plan {
         let mut text = String::from("# A plan: the stages in order, each with its worker and its nodes.\n");
         for (s, stage) in self.stages().iter().enumerate() {
             let quoted = |n: &NodeId| toml::Value::String(graph.nodes()[*n].name.clone()).to_string();
-            let names: Vec<String> = stage.nodes.iter().filter(|n| is_layer(graph, **n)).map(quoted).collect();
+            let names: Vec<String> = stage.nodes.iter().filter(|n| graph.is_layer(**n)).map(quoted).collect();
             let worker = stage.workers.first().copied().unwrap_or(0);
             let seconds =
                 stage_seconds.get(s).map_or(String::new(), |t| format!("# {:.3} ms a micro-batch\n", t * 1e3));
@@ -88,7 +88,7 @@ fn from_stages(graph: &Graph, listed: &[Stage]) -> Result<Plan> {
         let mut nodes = stage.nodes.iter().map(find).collect::<Result<Vec<_>>>()?;
         if s == 0 {
             let unnamed: Vec<NodeId> =
-                (0..graph.nodes().len()).filter(|n| !is_layer(graph, *n) && !nodes.contains(n)).collect();
+                (0..graph.nodes().len()).filter(|n| !graph.is_layer(*n) && !nodes.contains(n)).collect();
             nodes.extend(unnamed);
         }
         stages.push(StagePlan { nodes, workers: vec![stage.worker] });
@@ -108,7 +108,7 @@ fn from_cuts(graph: &Graph, names: &[String]) -> Result<Plan> {
     let mut cuts: Vec<NodeId> = Vec::new();
     for name in names {
         let cut = graph.find(name).ok_or_else(|| unknown(graph, "a cut before", name))?;
-        if !is_layer(graph, cut) {
+        if !graph.is_layer(cut) {
             return Err(Error::plan(format!("a cut before {name:?}, which is an input; a layer expected")));
         }
         if let Some(&last) = cuts.last().filter(|&&last| last >= cut) {
@@ -120,13 +120,9 @@ fn from_cuts(graph: &Graph, names: &[String]) -> Result<Plan> {
     Plan::straight(graph, &cuts)
 }
 
-fn is_layer(graph: &Graph, node: NodeId) -> bool {
-    matches!(graph.nodes()[node].kind, NodeKind::Layer(_))
-}
-
 /// Says that the model has no node `name`, and which one it resembles, if any.
 fn unknown(graph: &Graph, what: &str, name: &str) -> Error {
-    let layers = (0..graph.nodes().len()).filter(|&n| is_layer(graph, n)).map(|n| graph.nodes()[n].name.as_str());
+    let layers = graph.layers().map(|n| graph.nodes()[n].name.as_str());
     let nearest = layers.map(|n| (edits(name, n), n)).min().filter(|(edits, n)| *edits <= n.len() / 2);
     let hint = nearest.map_or(String::new(), |(_, n)| format!("; did you mean {n:?}?"));
     Error::plan(format!("{what} {name:?}, which the model does not have{hint}"))

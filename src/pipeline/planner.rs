@@ -2,7 +2,7 @@
 use super::{plan::Plan, profile::NodeCost};
 use crate::{
     Error, Result,
-    layers::{Graph, NodeId, NodeKind, Value},
+    layers::{Graph, NodeId, Value},
     tensor::DType,
 };
 
@@ -80,7 +80,7 @@ pub fn plan_straight(
         let Link { latency, bandwidth } = link;
         return Err(Error::plan(format!("a link of {bandwidth} bytes/s and a latency of {latency} s cannot be")));
     }
-    let layers = layers(graph);
+    let layers = graph.layers().collect::<Vec<_>>();
     let crossing = crossing_bytes(graph, &layers, samples, dtype);
     let cut = |([forward, backward], allowed): (&[usize; 2], bool)| Cut {
         seconds: link.seconds(*forward) + if *backward > 0 { link.seconds(*backward) } else { 0.0 },
@@ -110,7 +110,7 @@ impl Plan {
     /// # Errors
     /// As [`plan_straight`] says.
     pub fn even(graph: &Graph, stages: usize) -> Result<Plan> {
-        let layers = layers(graph);
+        let layers = graph.layers().collect::<Vec<_>>();
         let cut = |allowed| Cut { seconds: 0.0, bytes: 0, allowed };
         let cuts: Vec<Cut> = allowed_cuts(graph, &layers).into_iter().map(cut).collect();
         let chosen = best_cuts(&sums(layers.iter().map(|_| 1.0)), &cuts, stages)?;
@@ -138,10 +138,6 @@ pub fn stages_of_shape(text: &str) -> Option<Result<usize>> {
             "plan {text:?}: stage {s} on {workers} workers: replicated stages are not supported yet, 1 each expected"
         ))),
     })
-}
-
-fn layers(graph: &Graph) -> Vec<NodeId> {
-    (0..graph.nodes().len()).filter(|&n| matches!(graph.nodes()[n].kind, NodeKind::Layer(_))).collect()
 }
 
 /// The sums of the first 0, 1, … numbers.
@@ -240,7 +236,6 @@ fn cheapest_within(until: &[f64], cuts: &[Cut], stages: usize, limit: f64) -> Op
 /// For a cut before each layer: bytes of the values made before it that are read after it, and of their gradients.
 fn crossing_bytes(graph: &Graph, layers: &[NodeId], samples: usize, dtype: DType) -> Vec<[usize; 2]> {
     let place = |node: NodeId| layers.partition_point(|&l| l < node);
-    let is_layer = |node: NodeId| matches!(graph.nodes()[node].kind, NodeKind::Layer(_));
     // Differences along the cuts, summed up at the end.
     let mut change = vec![[0isize; 2]; layers.len() + 2];
     for node in 0..graph.nodes().len() {
@@ -248,7 +243,7 @@ fn crossing_bytes(graph: &Graph, layers: &[NodeId], samples: usize, dtype: DType
             let v = Value { node, output };
             let Some(&last) = graph.consumers(v).last() else { continue };
             // An input is there from the first cut on.
-            let from = if is_layer(node) { place(node) + 1 } else { 1 };
+            let from = if graph.is_layer(node) { place(node) + 1 } else { 1 };
             let to = place(last) + 1;
             let (d, shape) = graph.shape(v, samples, dtype);
             let bytes = (shape.iter().product::<usize>() * d.size()) as isize;

@@ -1,5 +1,5 @@
 //! How many workers share a core.
-use super::planning::gather;
+use super::gather::gather;
 use crate::{Result, pipeline::transport::Transport};
 use serde::{Deserialize, Serialize};
 use std::{

@@ -1,13 +1,14 @@
 //! One worker's side of a run: every worker calls the same functions in the same order.
 use super::{
     feed::{Minibatch, Pieces},
-    planning,
+    gather,
     settings::Recipe,
 };
 use crate::{
     Context, Error, Result,
     autograd::Mode,
     data::{Batch, Loader, Sampler},
+    hex::hex,
     layers::Value,
     pipeline::{
         lead::Lead,
@@ -92,6 +93,11 @@ impl<'t> Engine<'t> {
         let ports = ports(&plan);
         let plan = Arc::new(plan);
         Ok(Engine { recipe, plan, ports, worker, feed, streaming: None, programs, losses, next: 0, lead })
+    }
+
+    /// What it trains, and how.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
     }
 
     /// The partition.
@@ -260,8 +266,7 @@ impl<'t> Engine<'t> {
             loss: sum(|m| m.loss) / weight,
             accuracy: measured.iter().all(|m| m.correct.is_some()).then(|| sum(|m| m.correct.unwrap_or(0.0)) / weight),
         });
-        let all = self.gather(&found)?;
-        all.into_iter().flatten().next().ok_or_else(|| Error::graph("no worker has the loss"))
+        self.share(found)?.ok_or_else(|| Error::graph("no worker has the loss"))
     }
 
     /// Drains, then gives `value` for the samples of `batch`, computed forward in evaluation mode, the same on every worker. Only
@@ -320,7 +325,12 @@ impl<'t> Engine<'t> {
 
     /// Gives every worker the values of all of them, in order of rank.
     pub fn gather<T: Serialize + DeserializeOwned>(&mut self, mine: &T) -> Result<Vec<T>> {
-        planning::gather(self.worker.transport(), mine)
+        gather::gather(self.worker.transport(), mine)
+    }
+
+    /// Gives every worker what one of them knows; `None` if none does.
+    pub fn share<T: Serialize + DeserializeOwned>(&mut self, mine: Option<T>) -> Result<Option<T>> {
+        gather::share(self.worker.transport(), mine)
     }
 
     /// A hash of all weights and node states, in order of their names: the same for every partition.
@@ -352,10 +362,6 @@ fn proven(plain: Programs, wiring: &Wiring) -> Result<Programs> {
     let lowered = schedule::lower(&plain.placed(wiring)?, wiring)?;
     schedule::verify(&lowered, wiring)?;
     Ok(lowered)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// The mean loss of a minibatch: the left fold over its micro-batches.

@@ -3,6 +3,7 @@ mod crowding;
 mod engine;
 mod feed;
 mod files;
+mod gather;
 mod log;
 mod planning;
 mod report;

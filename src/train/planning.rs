@@ -1,10 +1,12 @@
 //! From a model and the ranks at hand to a plan and a prediction.
 use super::{
     crowding::crowding,
+    gather::gather,
     settings::{PlanChoice, Recipe},
 };
 use crate::{
     Error, Result,
+    hex::hex,
     layers::{Graph, NodeId, NodeKind},
     pipeline::{
         plan::Plan,
@@ -76,16 +78,6 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     Ok(Planning { plan, stage_seconds, samples_per_s: s.batch as f64 / seconds, profile })
 }
 
-/// Gives every rank the values of all of them.
-pub fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(
-    transport: &mut dyn Transport,
-    mine: &T,
-) -> Result<Vec<T>> {
-    let fault = |e: serde_json::Error| Error::transport(format!("gather: {e}"));
-    let bytes = serde_json::to_vec(mine).map_err(fault)?;
-    transport.all_gather(&bytes)?.iter().map(|b| serde_json::from_slice(b).map_err(fault)).collect()
-}
-
 /// A hash of what a model consists of: its nodes, their settings as far as shapes show them, and its parameters.
 pub(super) fn fingerprint(graph: &Graph) -> String {
     let mut hash = Sha256::new();
@@ -99,7 +91,7 @@ pub(super) fn fingerprint(graph: &Graph) -> String {
     for p in graph.params() {
         hash.update(format!("{} {:?}\n", p.name, p.spec));
     }
-    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    hex(&hash.finalize())
 }
 
 /// Makes sure that all ranks run the same program on the same task.
@@ -109,7 +101,7 @@ pub(super) fn fingerprint(graph: &Graph) -> String {
 pub fn agree(recipe: &Recipe, task: &str, transport: &mut dyn Transport) -> Result<()> {
     // Threads of one process cannot differ in it; it is read only where ranks could.
     let exe = launcher::detect().and_then(|_| std::env::current_exe().and_then(std::fs::read).ok());
-    let exe = exe.map(|bytes| format!("{:x?}", Sha256::digest(bytes).as_slice()));
+    let exe = exe.map(|bytes| hex(&Sha256::digest(bytes)));
     let mine = [
         ("the program", exe.unwrap_or_default()),
         ("the model", fingerprint(&recipe.graph)),

@@ -1,5 +1,5 @@
 //! Checkpoints of a run: all workers call the same functions at the same place.
-use super::{engine::Engine, planning, settings::Recipe};
+use super::{engine::Engine, gather::share, planning, settings::Recipe};
 use crate::{
     Context, Error, Result,
     data::Data,
@@ -30,35 +30,26 @@ pub(super) fn identity(recipe: &Recipe, data: &Data) -> String {
     .join("\n")
 }
 
-/// Drains the pipeline and writes a checkpoint into `root`, of which the newest `keep` stay. Returns its folder.
-pub(super) fn save(
-    engine: &mut Engine,
-    recipe: &Recipe,
-    root: &Path,
-    position: &Position,
-    keep: usize,
-) -> Result<PathBuf> {
-    engine.drain()?;
+/// Writes a checkpoint into `root`, of which the newest `keep` stay. Nothing may be in flight. Returns its folder.
+pub(super) fn save(engine: &mut Engine, root: &Path, position: &Position, keep: usize) -> Result<PathBuf> {
     let first = engine.worker().rank() == 0;
     let folder = if first { Some(checkpoint::begin(root, position.minibatch)?) } else { None };
-    let folder = engine.gather(&folder)?.into_iter().flatten().next();
-    let folder = folder.ok_or_else(|| Error::checkpoint("no worker began it"))?;
+    let folder = engine.share(folder)?.ok_or_else(|| Error::checkpoint("no worker began it"))?;
     let mut mine = Vec::new();
     for stage in engine.worker().stages() {
-        let tensors = checkpoint::stage_tensors(stage, &*recipe.optimizer);
+        let tensors = checkpoint::stage_tensors(stage, &*engine.recipe().optimizer);
         mine.push(checkpoint::write_stage(&folder, stage.index(), stage.weights().updates(), &tensors)?);
     }
     let files = engine.gather(&mine)?.concat();
     let done = if first { Some(checkpoint::commit(root, &files, position, keep)?) } else { None };
-    let done = engine.gather(&done)?.into_iter().flatten().next();
-    done.ok_or_else(|| Error::checkpoint("no worker completed it"))
+    engine.share(done)?.ok_or_else(|| Error::checkpoint("no worker completed it"))
 }
 
 /// The checkpoint that a run goes on from, the same on every worker: the one in `folder`, or the newest of the run in `folder`.
 pub(super) fn find(folder: &Path, transport: &mut dyn Transport) -> Result<Checkpoint> {
     let found = if transport.rank() == 0 { Some(newest(folder)?.folder().to_path_buf()) } else { None };
-    let found = planning::gather(transport, &found)?.into_iter().flatten().next();
-    checkpoint::open(&found.ok_or_else(|| Error::checkpoint("the first worker found none"))?)
+    let found = share(transport, found)?.ok_or_else(|| Error::checkpoint("the first worker found none"))?;
+    checkpoint::open(&found)
 }
 
 fn newest(folder: &Path) -> Result<Checkpoint> {
@@ -101,9 +92,10 @@ pub(super) fn plan_of(found: &Checkpoint, recipe: &Recipe, workers: usize) -> Re
 }
 
 /// Gives this worker's stages what `found` holds.
-pub(super) fn load(engine: &mut Engine, recipe: &Recipe, found: &Checkpoint) -> Result<()> {
+pub(super) fn load(engine: &mut Engine, found: &Checkpoint) -> Result<()> {
+    let optimizer = engine.recipe().optimizer.clone();
     for stage in engine.worker_mut().stages_mut() {
-        checkpoint::load_stage(found, stage, &*recipe.optimizer)?;
+        checkpoint::load_stage(found, stage, &*optimizer)?;
     }
     engine.resume_at(found.position().minibatch);
     Ok(())

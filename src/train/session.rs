@@ -36,7 +36,6 @@ pub(super) struct Task {
 /// One worker's side of a run: see [`Trainer::run_with`](super::Trainer::run_with). Every worker runs the same loop, and calls
 /// the same methods in the same order; all but those that only tell something wait for the other workers where they must.
 pub struct Session<'t> {
-    recipe: Recipe,
     files: Files,
     identity: String,
     quiet: bool,
@@ -88,7 +87,7 @@ impl<'t> Session<'t> {
         let mut engine = Engine::new(recipe.clone(), planning.plan.clone(), device.clone(), transport)?;
         let mut history = History::default();
         if let Some(found) = &found {
-            saving::load(&mut engine, &recipe, found)?;
+            saving::load(&mut engine, found)?;
             let kept = serde_json::from_value(found.position().history.clone());
             history = kept.map_err(|e| Error::checkpoint(format!("{}: history: {e}", found.folder().display())))?;
         }
@@ -96,7 +95,6 @@ impl<'t> Session<'t> {
         let sampler = Sampler::new(data.train.len(), recipe.settings.batch, recipe.settings.seed, true)?;
         let mut session = Session {
             tally: Tally::new(history, sampler.batches_per_epoch()),
-            recipe,
             files: task.files.clone(),
             identity,
             quiet: task.quiet,
@@ -117,8 +115,8 @@ impl<'t> Session<'t> {
 
     /// Says what runs, and makes the run's folder ready.
     fn introduce(&mut self, rank: usize, resumed: bool) -> Result<()> {
-        let (kind, workers) = (self.recipe.settings.schedule, self.workers());
-        let stages = planning::describe(&self.recipe, &self.planning);
+        let (kind, workers) = (self.recipe().settings.schedule, self.workers());
+        let stages = planning::describe(self.recipe(), &self.planning);
         tracing::info!(rank, workers, pid = std::process::id(), "{kind} on {workers} workers:\n{stages}");
         self.say(|| format!("{kind} on {workers} workers:\n{stages}"));
         if resumed {
@@ -139,9 +137,13 @@ impl<'t> Session<'t> {
         }
         write(
             &out.join("plan.toml"),
-            &self.planning.plan.to_text_with(&self.recipe.graph, &self.planning.stage_seconds),
+            &self.planning.plan.to_text_with(&self.recipe().graph, &self.planning.stage_seconds),
         )?;
         self.planning.profile.save(&out.join("profile.json"))
+    }
+
+    fn recipe(&self) -> &Recipe {
+        self.engine.recipe()
     }
 
     /// This worker's number.
@@ -248,11 +250,12 @@ impl<'t> Session<'t> {
         self.tally.fed(number, minibatch.ids.len());
         let losses = self.engine.take_losses();
         self.tally.absorb(&losses)?;
-        let full = minibatch.ids.len() == self.recipe.settings.batch;
+        let full = minibatch.ids.len() == self.recipe().settings.batch;
         let (misses, stages) = (self.engine.worker().device().memory().misses, self.plan().stages().len());
         self.tally.count_misses(misses, number, full, stages);
-        if let (Every::Minibatches(n), Some(root)) = (self.files.every, self.files.checkpoints())
+        if let Every::Minibatches(n) = self.files.every
             && (number + 1).is_multiple_of(n)
+            && let Some(root) = self.files.checkpoints()
         {
             self.save_in(&root, self.files.keep)?;
         }
@@ -287,7 +290,7 @@ impl<'t> Session<'t> {
         let epoch = self.sampler.locate(last).0;
         let sums = self.tally.history.sums.get(&epoch).copied().unwrap_or_default();
         let known = self.engine.has_loss().then(|| sums.mean_loss());
-        let train_loss = self.engine.gather(&known)?.into_iter().flatten().next().unwrap_or(f64::NAN);
+        let train_loss = self.engine.share(known)?.unwrap_or(f64::NAN);
         let tested = if self.test.is_some() { Some(self.evaluate()?) } else { None };
         let report = EpochReport {
             epoch,
@@ -377,19 +380,19 @@ impl<'t> Session<'t> {
         self.pause()?;
         let next = self.next_minibatch();
         let sums = self.engine.has_loss().then(|| self.tally.history.sums.clone());
-        let sums = self.engine.gather(&sums)?.into_iter().flatten().next().unwrap_or_default();
+        let sums = self.engine.share(sums)?.unwrap_or_default();
         let history = serde_json::to_value(self.tally.kept(next, &sums));
         let (epoch, index) = self.sampler.locate(next);
         let position = Position {
             minibatch: next,
             epoch,
-            samples: epoch * self.sampler.samples() as u64 + index * self.recipe.settings.batch as u64,
-            seed: self.recipe.settings.seed,
+            samples: epoch * self.sampler.samples() as u64 + index * self.recipe().settings.batch as u64,
+            seed: self.recipe().settings.seed,
             config: self.identity.clone(),
-            plan: self.plan().to_text(&self.recipe.graph),
+            plan: self.plan().to_text(&self.recipe().graph),
             history: history.map_err(|e| Error::checkpoint(format!("history: {e}")))?,
         };
-        let folder = saving::save(&mut self.engine, &self.recipe, root, &position, keep)?;
+        let folder = saving::save(&mut self.engine, root, &position, keep)?;
         tracing::info!("checkpoint {}", folder.display());
         if self.files.checkpoints().is_some_and(|r| r == root) {
             self.saved = Some(next);
@@ -416,7 +419,8 @@ impl<'t> Session<'t> {
         self.pause()?;
         let (engine, tally) = (&mut self.engine, &self.tally);
         let (plan, worker) = (engine.plan(), engine.worker());
-        let mine = WorkerReport::new(&self.recipe.graph, plan, worker, &tally.times, tally.late_misses, tally.seconds);
+        let mine =
+            WorkerReport::new(&engine.recipe().graph, plan, worker, &tally.times, tally.late_misses, tally.seconds);
         tracing::info!(?mine, "done");
         let all = engine.gather(&mine)?;
         let total: f64 = all.iter().map(|w| w.seconds).sum();
@@ -427,7 +431,7 @@ impl<'t> Session<'t> {
         stages.sort_by_key(|(s, _)| *s);
         let epochs = &tally.history.epochs;
         let report = Report {
-            schedule: self.recipe.settings.schedule.to_string(),
+            schedule: engine.recipe().settings.schedule.to_string(),
             workers: all.len(),
             test_accuracy: epochs.last().and_then(|e| e.test_accuracy),
             train_loss: epochs.iter().map(|e| e.train_loss).collect(),

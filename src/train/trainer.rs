@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Error, Result,
     data::Data,
-    layers::{Graph, NodeKind, Value},
+    layers::{Graph, Value},
     optim::{Optimizer, Sgd},
     pipeline::{
         faults,
@@ -207,7 +207,7 @@ impl Trainer {
         if self.files.keep == 0 {
             return Err(Error::config("checkpoints: 1 or more to keep expected, got 0"));
         }
-        let layers = recipe.graph.nodes().iter().filter(|n| matches!(n.kind, NodeKind::Layer(_))).count();
+        let layers = recipe.graph.layers().count();
         if self.workers > layers && launcher::detect().is_none() {
             // Threads are not to be started in vain.
             let n = self.workers;

@@ -128,9 +128,5 @@ fn file_type(dtype: DType) -> Dtype {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests;

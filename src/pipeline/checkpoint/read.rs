@@ -1,7 +1,8 @@
 //! Reading checkpoints: finding the newest complete one, and single tensors by name.
-use super::{COMMIT, Commit, FORMAT, POSITION, Position, Role, UPDATES, Written, file_type, hex, parse_name};
+use super::{COMMIT, Commit, FORMAT, POSITION, Position, Role, UPDATES, Written, file_type, parse_name};
 use crate::{
     Context, Error, Result,
+    hex::hex,
     tensor::{DType, Device, Tensor},
 };
 use safetensors::tensor::{Metadata, TensorInfo};

@@ -2,11 +2,11 @@
 use super::{
     COMMIT, Commit, FORMAT, POSITION, Position, Role, UPDATES, Written, aside,
     disk::{Disk, Real},
-    file_type, folder, hex, parse_name,
+    file_type, folder, parse_name,
     read::{entries, open},
     replaced,
 };
-use crate::{Context, Error, Result, tensor::Tensor};
+use crate::{Context, Error, Result, hex::hex, tensor::Tensor};
 use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest, Sha256};
 use std::{

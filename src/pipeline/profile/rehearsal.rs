@@ -58,10 +58,10 @@ impl<'a> Rehearsal<'a> {
         for n in nodes.clone() {
             let node = &graph.nodes()[n];
             let mut size = NodeCost { node: node.name.clone(), ..NodeCost::default() };
-            if is_layer(graph, n) {
+            if graph.is_layer(n) {
                 let state = (0..node.state.len()).map(|i| graph.init_state(n, i, dtype, device));
                 states.insert(n, state.collect::<Result<_>>()?);
-                for &v in node.inputs.iter().filter(|v| !nodes.contains(&v.node) || !is_layer(graph, v.node)) {
+                for &v in node.inputs.iter().filter(|v| !nodes.contains(&v.node) || !graph.is_layer(v.node)) {
                     let (d, shape) = graph.shape(v, samples, dtype);
                     let made_up = match d.is_float() {
                         true => device.normal(Philox::new(v.node as u64, 0, "profile"), 1.0, &shape, d)?,
@@ -201,8 +201,4 @@ impl<'a> Rehearsal<'a> {
     fn place(&self, n: NodeId) -> String {
         format!("profile of node {:?}", self.graph.nodes()[n].name)
     }
-}
-
-fn is_layer(graph: &Graph, n: NodeId) -> bool {
-    matches!(graph.nodes()[n].kind, NodeKind::Layer(_))
 }
