@@ -160,7 +160,11 @@ fn another_run_is_not_gone_on_with() -> Result<()> {
     fails(again(Kind::OneFOneB)?.micro_batches(3), &["\"micro-batches: 4\"", "\"micro-batches: 3\""]);
     fails(again(Kind::OneFOneB)?.optimizer(Adam::new(0.1)), &["optimizer: "]);
     fails(again(Kind::PipeDream)?, &["schedule: synchronous", "schedule: pipedream"]);
+    let log = || std::fs::read_to_string(out.path().join("logs/rank-0.log")).expect("a log");
+    assert!(log().contains("ended by an error") && log().contains("schedule: pipedream"), "{}", log());
+    let before = log();
     fails(trainer(Kind::OneFOneB, 2, 5, out.path())?, &["checkpoints holds checkpoints of an earlier run"]);
+    assert_eq!(log(), before, "a run that is refused leaves the earlier one's log alone");
     let empty = folder();
     let nothing = trainer(Kind::OneFOneB, 2, 5, empty.path())?.resume(empty.path());
     fails(nothing, &["there is no complete checkpoint to go on from"]);

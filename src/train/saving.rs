@@ -1,5 +1,5 @@
 //! Checkpoints of a run: all workers call the same functions at the same place.
-use super::{engine::Engine, gather::share, planning, settings::Recipe};
+use super::{engine::Engine, files::Files, gather::share, planning, settings::Recipe};
 use crate::{
     Context, Error, Result,
     data::Data,
@@ -43,6 +43,23 @@ pub(super) fn save(engine: &mut Engine, root: &Path, position: &Position, keep: 
     let files = engine.gather(&mine)?.concat();
     let done = if first { Some(checkpoint::commit(root, &files, position, keep)?) } else { None };
     engine.share(done)?.ok_or_else(|| Error::checkpoint("no worker completed it"))
+}
+
+/// Makes sure that a run which goes on from nothing is not mistaken for an earlier one in the same folder.
+///
+/// # Errors
+/// If that one left checkpoints.
+pub(super) fn refuse_to_mix(files: &Files) -> Result<()> {
+    let roots = [files.checkpoints(), files.best()];
+    for root in roots.into_iter().flatten().filter(|_| files.resume.is_none()) {
+        if checkpoint::any(&root)? {
+            let root = root.display();
+            return Err(Error::config(format!(
+                "{root} holds checkpoints of an earlier run: resume that run, or choose another folder"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The checkpoint that a run goes on from, the same on every worker: the one in `folder`, or the newest of the run in `folder`.

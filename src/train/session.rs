@@ -13,12 +13,7 @@ use crate::{
     Context, Error, Result,
     data::{Batch, Data, Loader, Prefetch, Sampler},
     layers::Value,
-    pipeline::{
-        checkpoint::{self, Position},
-        faults,
-        plan::Plan,
-        transport::Transport,
-    },
+    pipeline::{checkpoint::Position, faults, plan::Plan, transport::Transport},
     tensor::{Device, Tensor},
 };
 use std::path::{Path, PathBuf};
@@ -78,9 +73,6 @@ impl<'t> Session<'t> {
             if let (PlanChoice::Auto, Some(plan)) = (&recipe.settings.plan, saving::plan_of(found, &recipe, workers)?) {
                 recipe.settings.plan = PlanChoice::Given(plan);
             }
-        }
-        if found.is_none() && rank == 0 {
-            refuse_to_mix(&task.files)?;
         }
         let device = Device::cpu(recipe.settings.threads)?;
         let planning = planning::make(&recipe, &device, transport)?;
@@ -469,19 +461,6 @@ impl<'t> Session<'t> {
         }
         Ok(())
     }
-}
-
-/// A run must not be mistaken for an earlier one in the same folder.
-fn refuse_to_mix(files: &Files) -> Result<()> {
-    for root in [files.checkpoints(), files.best()].into_iter().flatten() {
-        if checkpoint::any(&root)? {
-            let root = root.display();
-            return Err(Error::config(format!(
-                "{root} holds checkpoints of an earlier run: resume that run, or choose another folder"
-            )));
-        }
-    }
-    Ok(())
 }
 
 fn no_folder() -> Error {

@@ -3,6 +3,7 @@ use super::{
     files::{Every, Files},
     log,
     report::{EpochReport, Report},
+    saving,
     session::{Session, Task},
     settings::{PlanChoice, Recipe, Settings},
 };
@@ -213,17 +214,22 @@ impl Trainer {
             let n = self.workers;
             return Err(Error::plan(format!("{n} workers need {n} stages, the model has {layers} layers")));
         }
+        // Before anything is written there.
+        saving::refuse_to_mix(&self.files)?;
         let (files, told) = (self.files, format!("{:?}", self.limits));
         let task = Task { recipe, data: self.data, files, told, quiet: self.quiet };
         faults::catch_signals()?;
         launch(self.workers, |transport| {
             let _log = log::attach(task.files.out.as_deref(), transport.rank(), task.files.resume.is_some())?;
-            let mut session = Session::open(&task, transport)?;
-            let done = work(&mut session)?;
-            session.finish()?;
-            Ok(done)
+            let mut run = || {
+                let mut session = Session::open(&task, transport)?;
+                let done = work(&mut session)?;
+                session.finish()?;
+                Ok(done)
+            };
+            // For the log alone: who called says it aloud.
+            run().inspect_err(|e| tracing::info!("ended by an error: {e}"))
         })
-        .inspect_err(|e| tracing::error!("{e}"))
     }
 }
 
