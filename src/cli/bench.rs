@@ -1,5 +1,5 @@
 //! `pipewright bench`
-use super::{print_json, train};
+use super::{print_found, train};
 use crate::{Result, pipeline::profile::Profile, train::Session};
 use std::time::Instant;
 
@@ -64,24 +64,18 @@ pub(super) fn run(command: Command) -> Result<()> {
         };
         Ok((answer, report.worker))
     })?;
-    match (rank, args.json) {
-        (0, true) => print_json(&answer),
-        (0, false) => {
-            println!(
-                "{} on {} workers: {:.3} ms a step, {:.1} samples/s, {:.1} GFLOP/s a core, {:.1} % efficiency, {:.1} µs of \
-                 overhead an instruction",
-                answer.schedule,
-                answer.workers,
-                1e3 * answer.seconds_per_step,
-                answer.samples_per_s,
-                answer.gflops_per_core,
-                100.0 * answer.efficiency,
-                answer.overhead_us
-            );
-            Ok(())
-        }
-        _ => Ok(()),
-    }
+    let words = format!(
+        "{} on {} workers: {:.3} ms a step, {:.1} samples/s, {:.1} GFLOP/s a core, {:.1} % efficiency, {:.1} µs of overhead an \
+         instruction",
+        answer.schedule,
+        answer.workers,
+        1e3 * answer.seconds_per_step,
+        answer.samples_per_s,
+        answer.gflops_per_core,
+        100.0 * answer.efficiency,
+        answer.overhead_us
+    );
+    print_found(rank, args.json, &answer, &words)
 }
 
 /// The median seconds of a step on the slowest worker, after `warm` steps.

@@ -1,5 +1,5 @@
 //! `pipewright eval`
-use super::{print_json, train};
+use super::{print_found, train};
 use crate::{
     Context, Result,
     train::{CONFIG, Evaluation, Files},
@@ -49,13 +49,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let (found, minibatches, rank): (Evaluation, u64, usize) =
         trainer.run_with(|session| Ok((session.evaluate()?, session.next_minibatch(), session.rank())))?;
     let answer = Answer { test_loss: found.loss, test_accuracy: found.accuracy, minibatches };
-    match (rank, args.json) {
-        (0, true) => print_json(&answer),
-        (0, false) => {
-            let accuracy = answer.test_accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
-            println!("after {minibatches} minibatches: test loss {:.4}{accuracy}", answer.test_loss);
-            Ok(())
-        }
-        _ => Ok(()),
-    }
+    let accuracy = answer.test_accuracy.map_or(String::new(), |a| format!(", accuracy {:.2} %", 100.0 * a));
+    let words = format!("after {minibatches} minibatches: test loss {:.4}{accuracy}", answer.test_loss);
+    print_found(rank, args.json, &answer, &words)
 }

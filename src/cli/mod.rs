@@ -64,6 +64,15 @@ fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(&(serde_json::to_string(value).map_err(|e| Error::config(format!("json: {e}")))? + "\n"))
 }
 
+/// Prints what the workers of a run found, on the first of them: as one JSON object, or in words.
+fn print_found(rank: usize, json: bool, found: &impl serde::Serialize, words: &str) -> Result<()> {
+    match (rank, json) {
+        (0, true) => print_json(found),
+        (0, false) => print(&format!("{words}\n")),
+        _ => Ok(()),
+    }
+}
+
 /// Prints `text`. That nobody reads to its end, as `head` does not, is no error.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {

@@ -1,5 +1,5 @@
 //! `pipewright plan`
-use super::{print_json, profiled::Profiled};
+use super::{print, print_json, profiled::Profiled};
 use crate::{
     Result,
     pipeline::planner::{Link, plan_straight},
@@ -53,10 +53,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
             cut_seconds: planned.cut_seconds,
         });
     }
-    print!("{}", planned.plan.to_text(&graph));
+    let mut text = planned.plan.to_text(&graph);
     for (s, t) in planned.stage_seconds.iter().enumerate() {
-        println!("# stage {s}: {:.3} ms a micro-batch", t * 1e3);
+        text += &format!("# stage {s}: {:.3} ms a micro-batch\n", t * 1e3);
     }
-    println!("# in steady state {:.1} samples/s", size as f64 / planned.bottleneck());
-    Ok(())
+    print(&format!("{text}# in steady state {:.1} samples/s\n", size as f64 / planned.bottleneck()))
 }

@@ -10,7 +10,7 @@ use crate::{
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
-pub(super) struct Profiled {
+pub(super) struct Subject {
     /// The model: mlp, lenet, vgg16 or resnet18
     #[arg(long, default_value = "lenet")]
     model: String,
@@ -20,34 +20,49 @@ pub(super) struct Profiled {
     /// The data that it is for
     #[arg(long, default_value = "fashion-mnist")]
     data: String,
+    /// Estimates from operation counts instead of measuring
+    #[arg(long)]
+    deterministic: bool,
+}
+
+impl Subject {
+    /// The model, with its loss.
+    pub(super) fn graph(&self) -> Result<Graph> {
+        Ok(model_for(&self.model, self.width, &data::by_name(&self.data)?)?.graph)
+    }
+
+    /// Its profile with micro-batches of these sizes, taken here.
+    pub(super) fn profile(&self, graph: &Graph, sizes: &[usize], threads: usize) -> Result<Profile> {
+        sizes.iter().try_for_each(|&size| check_micro_batch(size))?;
+        // As `train` has it by default: only the time of an update depends on it.
+        let optimizer = Sgd::new(0.01).momentum(0.9);
+        if self.deterministic {
+            return Profile::estimate(graph, &optimizer, DType::F32, sizes);
+        }
+        Profile::measure(graph, &optimizer, &Device::cpu(threads)?, DType::F32, sizes, 1.0, &mut || Ok(()))
+    }
+}
+
+#[derive(clap::Args)]
+pub(super) struct Profiled {
+    #[command(flatten)]
+    subject: Subject,
     /// Samples of a micro-batch
     #[arg(long, default_value_t = 128)]
     pub(super) micro_batch: usize,
     /// A profile that was saved; without it the model is measured here
     #[arg(long)]
     profile: Option<PathBuf>,
-    /// Estimates from operation counts instead of measuring
-    #[arg(long)]
-    deterministic: bool,
 }
 
 impl Profiled {
     /// The model, with its loss, and its profile.
     pub(super) fn load(&self) -> Result<(Graph, Profile)> {
-        let data = data::by_name(&self.data)?;
-        let graph = model_for(&self.model, self.width, &data)?.graph;
-        let size = self.micro_batch;
-        check_micro_batch(size)?;
-        let sizes = [size.div_ceil(4), size.div_ceil(2), size];
-        // As `train` has it by default: only the time of an update depends on it.
-        let optimizer = Sgd::new(0.01).momentum(0.9);
+        check_micro_batch(self.micro_batch)?;
+        let graph = self.subject.graph()?;
         let profile = match &self.profile {
             Some(path) => Profile::load(path, &graph)?,
-            None if self.deterministic => Profile::estimate(&graph, &optimizer, DType::F32, &sizes)?,
-            None => {
-                let device = Device::cpu(1)?;
-                Profile::measure(&graph, &optimizer, &device, DType::F32, &sizes, 1.0, &mut || Ok(()))?
-            }
+            None => self.subject.profile(&graph, &Profile::sizes(self.micro_batch), 1)?,
         };
         Ok((graph, profile))
     }
@@ -57,7 +72,7 @@ impl Profiled {
 const MOST_SAMPLES: usize = 1 << 20;
 
 /// Makes sure that a micro-batch of `size` samples makes sense.
-pub(super) fn check_micro_batch(size: usize) -> Result<()> {
+fn check_micro_batch(size: usize) -> Result<()> {
     match size {
         1..=MOST_SAMPLES => Ok(()),
         _ => Err(Error::config(format!("micro_batch: 1 to {MOST_SAMPLES} expected, got {size}"))),

@@ -1,5 +1,5 @@
 //! `pipewright train`
-use super::print_json;
+use super::{print, print_json};
 use crate::{
     Error, Result,
     data::{self, Data},
@@ -32,7 +32,7 @@ pub(super) struct Args {
     width: Option<usize>,
     /// The data: fashion-mnist, cifar10, cifar100, synthetic:… [default: fashion-mnist]
     #[arg(long)]
-    pub(super) data: Option<String>,
+    data: Option<String>,
     /// The schedule: sequential, gpipe, 1f1b, pipedream, pipedream-vertical, pipedream-nostash [default: pipedream]
     #[arg(long)]
     schedule: Option<String>,
@@ -106,7 +106,7 @@ pub(super) struct Args {
     /// number of workers
     #[arg(long, value_name = "FOLDER")]
     #[serde(skip_serializing)]
-    pub(super) resume: Option<Option<PathBuf>>,
+    resume: Option<Option<PathBuf>>,
     /// Prints the report as one JSON object, last
     #[arg(long)]
     pub(super) json: bool,
@@ -308,9 +308,9 @@ fn keep_best() -> impl Fn(&EpochReport) -> Control + Send + Sync {
 pub(super) fn run(args: Args) -> Result<()> {
     let args = args.with_config()?;
     let report = args.trainer()?.run()?;
-    report.print();
-    if args.json && report.worker == 0 {
-        print_json(&report)?;
+    if report.worker > 0 {
+        return Ok(());
     }
-    Ok(())
+    print(&format!("{}\n", report.summary()))?;
+    if args.json { print_json(&report) } else { Ok(()) }
 }

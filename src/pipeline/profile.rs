@@ -88,6 +88,11 @@ const FLOPS: f64 = 1e11;
 const BYTES_PER_SECOND: f64 = 1e10;
 
 impl Profile {
+    /// The sizes of micro-batches that tell what those of `size` samples cost, and smaller ones.
+    pub fn sizes(size: usize) -> [usize; 3] {
+        [size.div_ceil(4), size.div_ceil(2), size]
+    }
+
     /// Runs training steps on `device` with micro-batches of each of `sizes`. `together` is called before each part of the
     /// graph, so that workers that share a machine are busy at the same time.
     pub fn measure(
