@@ -1,4 +1,7 @@
 //! The program as people run it: what it writes, how it stops, and what it says when something is wrong.
+#[cfg(feature = "mpi")]
+mod launcher;
+
 use pipewright::tensor::Philox;
 use serde_json::Value;
 use std::{
@@ -136,30 +139,17 @@ fn sigterm_writes_a_checkpoint_and_the_run_goes_on_from_it() {
     assert_eq!(found, json(&["eval", &cut, "--json"]));
 }
 
-/// Whether ranks can be started here; says so if not.
-#[cfg(feature = "mpi")]
-fn has_mpirun() -> bool {
-    let there = Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
-    if !there {
-        eprintln!("skipped: there is no mpirun here");
-    }
-    there
-}
-
 #[cfg(feature = "mpi")]
 fn mpirun(args: &[&str]) -> Child {
     let mut c = Command::new("mpirun");
-    c.args(["--bind-to", "none"]).args(args);
-    c.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-    c.envs([("OMPI_MCA_rmaps_base_oversubscribe", "1"), ("OMPI_MCA_mpi_yield_when_idle", "1")]);
-    c.envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader"), ("OMPI_MCA_plm", "isolated")]);
+    launcher::configure(&mut c).args(["--bind-to", "none"]).args(args);
     c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs")
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn ranks_that_were_not_started_alike_are_refused() {
-    if !has_mpirun() {
+    if !launcher::is_there() {
         return;
     }
     let folder = folder();
@@ -194,7 +184,7 @@ fn ranks_that_were_not_started_alike_are_refused() {
 #[cfg(feature = "mpi")]
 #[test]
 fn sigterm_stops_ranks_at_one_minibatch_and_fewer_ranks_go_on() {
-    if !has_mpirun() {
+    if !launcher::is_there() {
         return;
     }
     let folder = folder();

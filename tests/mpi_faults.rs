@@ -1,5 +1,6 @@
 //! A rank that dies, panics, fails or stops: the job ends within seconds, and says where. Every case is a job of `mpirun`.
 #![cfg(feature = "mpi")]
+mod launcher;
 mod mpirun;
 
 use mpirun::{Job, mpirun};

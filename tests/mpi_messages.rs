@@ -1,5 +1,6 @@
 //! Messages between real MPI ranks: every case is a job of `mpirun` whose ranks are this program again.
 #![cfg(feature = "mpi")]
+mod launcher;
 mod mpirun;
 
 use mpirun::mpirun;

@@ -1,6 +1,7 @@
 //! Ranks over MPI train as threads do, which train as one worker does: the same losses and weights, bit for bit.
 #![cfg(feature = "mpi")]
 mod demanding;
+mod launcher;
 mod mpirun;
 mod small;
 

@@ -1,6 +1,7 @@
 //! Runs this test program again as ranks of a real `mpirun`. MPI can be started once in a process, so every case is a job.
+use crate::launcher;
 use std::{
-    process::{Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -25,20 +26,15 @@ pub fn case() -> Option<String> {
 /// Runs the ignored test `rank` of this program as `n` ranks that find `case`; `None`, with a message, without `mpirun`.
 /// A job that hangs is ended after a minute and is no success.
 pub fn mpirun(n: usize, case: &str, env: &[(&str, &str)]) -> Option<Job> {
-    if Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        eprintln!("skipped: there is no mpirun here");
+    if !launcher::is_there() {
         return None;
     }
     let program = std::env::current_exe().expect("a test program knows its own path");
     let start = Instant::now();
-    let out = Command::new("timeout")
+    let out = launcher::configure(&mut Command::new("timeout"))
         .args(["-k", "5", "60", "mpirun", "--bind-to", "none", "-n", &n.to_string()])
         .arg(program)
         .args(["--exact", "rank", "--ignored", "--nocapture"])
-        // Several ranks on the cores of one machine: what scripts/mpi-env.sh sets, for Open MPI.
-        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
-        .envs([("OMPI_MCA_rmaps_base_oversubscribe", "1"), ("OMPI_MCA_mpi_yield_when_idle", "1")])
-        .envs([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader"), ("OMPI_MCA_plm", "isolated")])
         .env(CASE, case)
         .envs(env.iter().copied())
         .output()
