@@ -118,6 +118,17 @@ impl Error {
         e
     }
 
+    /// Reads a text file.
+    #[track_caller]
+    pub(crate) fn read_text(path: impl AsRef<std::path::Path>) -> Result<String> {
+        let path = path.as_ref();
+        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        String::from_utf8(bytes).map_err(|e| {
+            let at = e.utf8_error().valid_up_to();
+            Error::new(ErrorKind::Io, format!("{}: a text file expected, byte {at} is not of one", path.display()))
+        })
+    }
+
     /// Adds a place that the error passed through, such as `node "conv1"`.
     pub fn context(mut self, place: impl Into<String>) -> Error {
         self.0.context.push(place.into());

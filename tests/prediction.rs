@@ -60,7 +60,7 @@ fn costs_are_the_sums_of_the_nodes_and_the_bytes_over_the_links() -> Result<()> 
     let node = |n: usize| NodeCost { forward: n as f64, update: 1.0, ..NodeCost::default() };
     let nodes: Vec<NodeCost> = (0..g.nodes().len()).map(node).collect();
     let link = |a: usize, b: usize| Link { latency: (a + 10 * b) as f64, bandwidth: 2.0 };
-    let found = costs(&g, &plan, &nodes, &link, 5, DType::F32)?;
+    let found = costs(&g, &plan, &nodes, &link, 5, 1, DType::F32)?;
     for (stage, cost) in plan.stages().iter().zip(&found.stages) {
         assert_eq!(cost.forward, stage.nodes.iter().sum::<usize>() as f64);
         assert_eq!(cost.step, stage.nodes.len() as f64);
@@ -70,7 +70,7 @@ fn costs_are_the_sums_of_the_nodes_and_the_bytes_over_the_links() -> Result<()> 
         assert_eq!((cost.forward, cost.backward), (forward as f64 / 2.0, backward as f64 / 2.0));
         assert_eq!(cost.latency, (edge.from + 10 * edge.to) as f64);
     }
-    assert!(costs(&g, &plan, &nodes[1..], &link, 5, DType::F32).is_err());
+    assert!(costs(&g, &plan, &nodes[1..], &link, 5, 1, DType::F32).is_err());
     Ok(())
 }
 
@@ -97,7 +97,7 @@ fn every_model_is_rehearsed() -> Result<()> {
                 for c in [m, e] {
                     let learns = c.param_bytes > 0;
                     assert_eq!([c.fold, c.update].map(|t| t > 0.0), [learns; 2], "{c:?}");
-                    assert!(!learns || c.forward > 0.0 && c.seconds() > c.forward, "{c:?}");
+                    assert!(!learns || c.forward > 0.0 && c.passes() > c.forward, "{c:?}");
                 }
             }
         }
@@ -114,7 +114,7 @@ fn an_update_costs_what_its_optimizer_does() -> Result<()> {
     let adam = updates(Profile::estimate(&g, &Adam::new(0.1), DType::F32, &[2])?);
     assert!(0.0 < sgd && sgd < momentum && momentum < adam, "{sgd} {momentum} {adam}");
     let cost = NodeCost { weight_grad: 1.0, fold: 0.5, ..NodeCost::default() };
-    assert_eq!([1, 2, 5].map(|m| cost.folding(m).weight_grad), [1.0, 1.25, 1.4]);
+    assert_eq!([1, 2, 5].map(|m| cost.per_micro_batch(m).weight_grad), [1.0, 1.25, 1.4]);
     Ok(())
 }
 

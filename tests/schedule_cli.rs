@@ -155,12 +155,45 @@ fn a_plan_is_simulated_with_its_profile() {
 }
 
 #[test]
+fn the_planner_and_a_run_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run").to_str().unwrap().to_owned();
+    // The wide layers' updates weigh more than their passes.
+    let model = ["--model", "lenet", "--width", "256", "--data", "synthetic", "--deterministic"];
+    let mut seen = Vec::new();
+    for m in [1, 4] {
+        let (samples, m) = ((2 * m).to_string(), m.to_string());
+        let plan = ["plan", "--stages", "2", "--micro-batch", "2", "--micro-batches", &m];
+        let plan = printed(&[&plan[..], &model].concat());
+        let train = ["train", "--steps", "1", "--workers", "2", "--schedule", "1f1b", "--quiet", "--out", &run];
+        printed(&[&train[..], &model, &["--batch", &samples, "--micro-batches", &m]].concat());
+        let theirs = std::fs::read_to_string(format!("{run}/plan.toml")).unwrap();
+        let (mine, _) = plan.split_once("\n# in steady state").expect("a last line");
+        assert_eq!(mine, theirs, "{m} micro-batches");
+        seen.push(theirs);
+        std::fs::remove_dir_all(&run).unwrap();
+    }
+    assert_ne!(seen[0], seen[1], "updates count for nothing");
+}
+
+#[test]
 fn what_cannot_be_is_refused() {
     for (args, expected) in [
         (&["simulate", "--kind", "gpipe", "--forward", "1,2"][..], "forward: one number or 4 expected, got 2"),
-        (&["simulate", "--kind", "gpipe", "--backward=-1"], "backward: 0 or more expected, got -1"),
-        (&["simulate", "--kind", "gpipe", "--update", "nan"], "update: 0 or more expected, got NaN"),
-        (&["simulate", "--kind", "gpipe", "--cell", "0"], "cell: more than 0 s expected"),
+        (&["simulate", "--kind", "gpipe", "--backward=-1"], "backward: 0 to 1e9 expected, got -1e0"),
+        (&["simulate", "--kind", "gpipe", "--update", "nan"], "update: 0 to 1e9 expected, got NaN"),
+        (&["simulate", "--kind", "gpipe", "--cell", "0"], "cell: 1e-9 to 1e9 s expected, got 0e0"),
+        (&["simulate", "--kind", "gpipe", "--cell", "1e-300"], "cell: 1e-9 to 1e9 s expected, got 1e-300"),
+        (&["simulate", "--kind", "gpipe", "--backward", "1,1,1,1e300"], "backward: 0 to 1e9 expected, got 1e300"),
+        (&["simulate", "--kind", "gpipe", "--bytes", "inf"], "bytes: 0 to 1e18 expected, got inf"),
+        (
+            &["simulate", "--kind", "pipedream", "--workers", "1000000"],
+            "8 micro-batches on 1000000 workers: a schedule",
+        ),
+        (
+            &["simulate", "--kind", "1f1b", "--micro-batches", "1000000"],
+            "1000000 micro-batches on 4 workers: a schedule",
+        ),
         (&["simulate", "--kind", "gpipe", "--cores", "0"], "0 cores; more than 0 expected"),
         (&["simulate", "--kind", "gpipe", "--bandwidth", "0"], "a link of 0 bytes/s"),
         (&["simulate", "--kind", "gpipe", "--plan", "1-1", "--forward", "1"], "cannot be used with"),
@@ -170,7 +203,14 @@ fn what_cannot_be_is_refused() {
         (&["schedule", "--kind", "gpipe", "--workers", "0"], "at least one worker"),
         (&["schedule", "--kind", "gpipe", "--micro-batches", "0"], "at least one micro-batch"),
         (&["schedule", "--kind", "gpipe", "--check", "a"], "cannot be used with"),
+        (
+            &["schedule", "--kind", "gpipe", "--workers", "3000", "--micro-batches", "3000"],
+            "at most 4194304 instructions",
+        ),
         (&["schedule", "--check", "/no/such/file"], "/no/such/file"),
+        (&["schedule", "--check", env!("CARGO_BIN_EXE_pipewright")], "a text file expected"),
+        (&["plan", "--deterministic", "--profile", env!("CARGO_BIN_EXE_pipewright")], "a text file expected"),
+        (&["plan", "--deterministic", "--micro-batches", "0"], "micro_batches: 1 or more"),
     ] {
         let error = refused(args);
         assert!(error.contains(expected), "{args:?}: {expected:?} is not in {error:?}");

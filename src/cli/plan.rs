@@ -1,8 +1,11 @@
 //! `pipewright plan`
 use super::{print, print_json, profiled::Profiled};
 use crate::{
-    Result,
-    pipeline::planner::{Link, plan_straight},
+    Error, Result,
+    pipeline::{
+        planner::{Link, plan_straight},
+        profile::NodeCost,
+    },
     tensor::DType,
 };
 use std::path::PathBuf;
@@ -14,6 +17,9 @@ pub(super) struct Args {
     /// Stages, one worker each
     #[arg(long, default_value_t = 4)]
     stages: usize,
+    /// Micro-batches that share an update
+    #[arg(long, default_value_t = 1)]
+    micro_batches: usize,
     /// Bytes per second of the links between workers
     #[arg(long, default_value_t = 5e9)]
     bandwidth: f64,
@@ -43,7 +49,11 @@ pub(super) fn run(args: &Args) -> Result<()> {
         profile.save(path)?;
     }
     let link = Link { latency: args.latency, bandwidth: args.bandwidth };
-    let planned = plan_straight(&graph, &profile.at(size)?, link, args.stages, size, DType::F32)?;
+    if args.micro_batches == 0 {
+        return Err(Error::config("micro_batches: 1 or more expected, got 0"));
+    }
+    let costs: Vec<NodeCost> = profile.at(size)?.iter().map(|c| c.per_micro_batch(args.micro_batches)).collect();
+    let planned = plan_straight(&graph, &costs, link, args.stages, size, DType::F32)?;
     if args.json {
         let names = |nodes: &Vec<usize>| nodes.iter().map(|&n| graph.nodes()[n].name.clone()).collect();
         return print_json(&Answer {
@@ -53,9 +63,6 @@ pub(super) fn run(args: &Args) -> Result<()> {
             cut_seconds: planned.cut_seconds,
         });
     }
-    let mut text = planned.plan.to_text(&graph);
-    for (s, t) in planned.stage_seconds.iter().enumerate() {
-        text += &format!("# stage {s}: {:.3} ms a micro-batch\n", t * 1e3);
-    }
-    print(&format!("{text}# in steady state {:.1} samples/s\n", size as f64 / planned.bottleneck()))
+    let text = planned.plan.to_text_with(&graph, &planned.stage_seconds);
+    print(&format!("{text}\n# in steady state {:.1} samples/s\n", size as f64 / planned.bottleneck()))
 }

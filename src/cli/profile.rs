@@ -49,7 +49,7 @@ fn table(sample: &Sample) -> String {
         }
         text.push('\n');
     }
-    let seconds: f64 = sample.nodes.iter().map(|n| n.seconds() + n.update).sum();
+    let seconds: f64 = sample.nodes.iter().map(|n| n.passes() + n.update).sum();
     let speed = sample.micro_batch as f64 / seconds;
     text + &format!("in all {:.3} ms, {speed:.1} samples/s on one worker\n\n", seconds * 1e3)
 }

@@ -64,6 +64,12 @@ pub(super) struct Args {
     json: bool,
 }
 
+/// More seconds, and bytes, than anything that is simulated takes.
+const LONGEST: f64 = 1e9;
+const LARGEST: f64 = 1e18;
+/// Fewer seconds than anything worth a character takes.
+const SHORTEST: f64 = 1e-9;
+
 /// What is simulated.
 struct Subject {
     wiring: Wiring,
@@ -158,8 +164,8 @@ fn seconds(t: f64) -> String {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    if let Some(cell) = args.cell.filter(|&cell| !(cell > 0.0 && cell.is_finite())) {
-        return Err(Error::config(format!("cell: more than 0 s expected, got {cell}")));
+    if let Some(cell) = args.cell.filter(|cell| !(SHORTEST..=LONGEST).contains(cell)) {
+        return Err(Error::config(format!("cell: {SHORTEST:e} to {LONGEST:e} s expected, got {cell:e}")));
     }
     let subject = match &args.plan {
         Some(plan) => planned(args, plan)?,
@@ -170,9 +176,6 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let costs = Costs { cores: args.cores, ..subject.costs };
     let timeline = simulate(&programs, &subject.wiring, &costs)?;
     let answer = Answer::new(&timeline, subject.samples);
-    if !answer.makespan.is_finite() {
-        return Err(Error::config("the times add up to more than a number can hold; smaller ones expected"));
-    }
     if args.json {
         return print_json(&answer);
     }
@@ -191,8 +194,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
 fn given(args: &Args) -> Result<Subject> {
     let wiring = Wiring::straight(args.workers);
     let (stages, edges) = (wiring.stages.len(), wiring.edges.len());
-    let (forward, backward) = (each("forward", &args.forward, stages)?, each("backward", &args.backward, stages)?);
-    let (update, bytes) = (each("update", &args.update, stages)?, each("bytes", &args.bytes, edges)?);
+    let seconds = |name, numbers: &[f64]| each(name, numbers, stages, LONGEST);
+    let (forward, backward) = (seconds("forward", &args.forward)?, seconds("backward", &args.backward)?);
+    let (update, bytes) = (seconds("update", &args.update)?, each("bytes", &args.bytes, edges, LARGEST)?);
     let link = link(args, Link { latency: 0.0, bandwidth: f64::INFINITY })?;
     let stage = |s: usize| StageCost {
         forward: forward[s],
@@ -214,13 +218,13 @@ fn planned(args: &Args, plan: &str) -> Result<Subject> {
     let (graph, profile) = args.profiled.load()?;
     let samples = args.profiled.micro_batch;
     let of_an_update = if args.kind.is_synchronous() { args.micro_batches } else { 1 };
-    let nodes: Vec<NodeCost> = profile.at(samples)?.iter().map(|c| c.folding(of_an_update)).collect();
+    let nodes: Vec<NodeCost> = profile.at(samples)?.iter().map(|c| c.per_micro_batch(of_an_update)).collect();
     let link = link(args, Link { latency: 1e-6, bandwidth: 5e9 })?;
     let plan = match stages_of_shape(plan) {
         Some(stages) => plan_straight(&graph, &nodes, link, stages?, samples, DType::F32)?.plan,
         None => Plan::load(&graph, plan.as_ref())?,
     };
-    let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, DType::F32)?;
+    let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, of_an_update, DType::F32)?;
     // As each worker is on a core of its own.
     Ok(Subject { wiring: plan.wiring(true), costs: costs.faster(profile.crowding), samples: Some(samples) })
 }
@@ -228,16 +232,16 @@ fn planned(args: &Args, plan: &str) -> Result<Subject> {
 fn link(args: &Args, default: Link) -> Result<Link> {
     let latency = args.latency.unwrap_or(default.latency);
     let bandwidth = args.bandwidth.unwrap_or(default.bandwidth);
-    if !(latency >= 0.0 && latency.is_finite() && bandwidth > 0.0) {
+    if !((0.0..=LONGEST).contains(&latency) && bandwidth >= 1.0) {
         return Err(Error::config(format!("a link of {bandwidth} bytes/s and a latency of {latency} s cannot be")));
     }
     Ok(Link { latency, bandwidth })
 }
 
-/// One number for all, or one for each of `n`.
-fn each(name: &str, numbers: &[f64], n: usize) -> Result<Vec<f64>> {
-    if let Some(wrong) = numbers.iter().find(|x| !(x.is_finite() && **x >= 0.0)) {
-        return Err(Error::config(format!("{name}: 0 or more expected, got {wrong}")));
+/// One number for all, or one for each of `n`, none above `most`.
+fn each(name: &str, numbers: &[f64], n: usize, most: f64) -> Result<Vec<f64>> {
+    if let Some(wrong) = numbers.iter().find(|x| !(0.0..=most).contains(*x)) {
+        return Err(Error::config(format!("{name}: 0 to {most:e} expected, got {wrong:e}")));
     }
     match numbers {
         [all] => Ok(vec![*all; n]),

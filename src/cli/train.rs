@@ -214,7 +214,7 @@ impl Args {
 
     /// Reads a file of settings.
     pub(super) fn load(path: &Path) -> Result<Args> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        let text = Error::read_text(path)?;
         toml::from_str(&text).map_err(|e| Error::config(format!("{}: {e}", path.display())))
     }
 

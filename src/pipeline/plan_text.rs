@@ -76,7 +76,7 @@ impl Plan {
     /// # Errors
     /// If it cannot be read, or as [`from_text`](Plan::from_text) says, with the file's name.
     pub fn load(graph: &Graph, path: &Path) -> Result<Plan> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        let text = Error::read_text(path)?;
         Plan::from_text(graph, &text).context(|| path.display().to_string())
     }
 }

@@ -27,7 +27,7 @@ impl Link {
 pub struct Planned {
     /// The plan.
     pub plan: Plan,
-    /// Seconds of F and B of each stage for a micro-batch.
+    /// Seconds of each stage for a micro-batch: F, B and its part of the update.
     pub stage_seconds: Vec<f64>,
     /// Seconds that crossing each cut takes for a micro-batch, there and back.
     pub cut_seconds: Vec<f64>,
@@ -57,7 +57,7 @@ struct Cut {
 /// moves fewer bytes, then the more even one (by the sum of the squares of the stages' times), then later cuts.
 ///
 /// A value that is read some stages later counts at every cut that it passes. `costs` are those of the micro-batch of `samples`
-/// samples that will run.
+/// samples that will run, with its part of an update ([`NodeCost::per_micro_batch`]).
 ///
 /// # Errors
 /// If there are more stages than layers, only cuts that would separate nodes with shared parameters, or a cost or the link is not

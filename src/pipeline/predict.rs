@@ -15,8 +15,8 @@ const SYNCHRONOUS: usize = 8;
 /// Minibatches that show the steady state of an asynchronous schedule.
 const ASYNCHRONOUS: usize = 1 << 20;
 
-/// What the stages and edges of a plan take for micro-batches of `samples` samples. `nodes` are the costs of all nodes for those,
-/// `link` gives the link between two workers.
+/// What the stages and edges of a plan take for micro-batches of `samples` samples, `micro_batches` of which share an update.
+/// `nodes` are what all nodes cost one of them ([`NodeCost::per_micro_batch`]), `link` gives the link between two workers.
 ///
 /// # Errors
 /// If the costs are not those of all nodes, or a stage has several workers.
@@ -26,6 +26,7 @@ pub fn costs(
     nodes: &[NodeCost],
     link: &dyn Fn(usize, usize) -> Link,
     samples: usize,
+    micro_batches: usize,
     dtype: DType,
 ) -> Result<Costs> {
     if nodes.len() != graph.nodes().len() {
@@ -33,12 +34,12 @@ pub fn costs(
     }
     let wiring = plan.wiring(true);
     let stages = plan.stages().iter().map(|stage| {
-        let sum = |time: fn(&NodeCost) -> f64| stage.nodes.iter().map(|&n| time(&nodes[n])).sum();
+        let sum = |time: fn(&NodeCost) -> f64| -> f64 { stage.nodes.iter().map(|&n| time(&nodes[n])).sum() };
         StageCost {
             forward: sum(|c| c.forward),
             input_grad: sum(|c| c.input_grad),
             weight_grad: sum(|c| c.weight_grad),
-            step: sum(|c| c.update),
+            step: micro_batches as f64 * sum(|c| c.update),
         }
     });
     let edge = |edge: &super::plan::Edge| {

@@ -39,14 +39,21 @@ pub struct NodeCost {
 
 impl NodeCost {
     /// F and B.
-    pub fn seconds(&self) -> f64 {
+    pub fn passes(&self) -> f64 {
         self.forward + self.input_grad + self.weight_grad
     }
 
-    /// With a micro-batch's part of the folds in W, where `micro_batches` of them share an update: the first folds nothing.
-    pub fn folding(&self, micro_batches: usize) -> NodeCost {
-        let folds = micro_batches.saturating_sub(1) as f64 / micro_batches.max(1) as f64;
-        NodeCost { weight_grad: self.weight_grad + folds * self.fold, ..self.clone() }
+    /// What one of `micro_batches` micro-batches that share an update costs: its part of the folds is in W (the first folds
+    /// nothing), `update` is its part of the update.
+    pub fn per_micro_batch(&self, micro_batches: usize) -> NodeCost {
+        let m = micro_batches.max(1) as f64;
+        let weight_grad = self.weight_grad + (m - 1.0) / m * self.fold;
+        NodeCost { weight_grad, fold: 0.0, update: self.update / m, ..self.clone() }
+    }
+
+    /// All of it.
+    pub fn seconds(&self) -> f64 {
+        self.passes() + self.fold + self.update
     }
 }
 
@@ -156,7 +163,7 @@ impl Profile {
         let (meta, optimizer) = (Device::meta(), Sgd::new(0.0));
         let all = 0..graph.nodes().len();
         let mut rehearsal = Rehearsal::new(graph, all, size, &optimizer, dtype, &meta)?;
-        Ok(rehearsal.run(&|| meta.backend().counted().0 as f64)?.iter().map(NodeCost::seconds).sum())
+        Ok(rehearsal.run(&|| meta.backend().counted().0 as f64)?.iter().map(NodeCost::passes).sum())
     }
 
     /// The profile of several workers: the median of each time.
@@ -227,7 +234,7 @@ impl Profile {
     /// # Errors
     /// If the file is not a profile, holds a number that is negative or not finite, or is of another graph.
     pub fn load(path: &Path, graph: &Graph) -> Result<Profile> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        let text = Error::read_text(path)?;
         let place = || format!("{}", path.display());
         let profile: Profile =
             serde_json::from_str(&text).map_err(|e| Error::plan(format!("not a profile: {e}")).context(place()))?;
@@ -330,7 +337,7 @@ fn medians(all: &[&[NodeCost]]) -> Vec<NodeCost> {
 /// Interruptions, those by other workers of the same core above all, hit few passes hard; the medians alone do not see them.
 fn typical(steps: &[Vec<NodeCost>]) -> Vec<NodeCost> {
     let mut nodes = medians(&steps.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let total = |nodes: &[NodeCost]| nodes.iter().map(|c| c.seconds() + c.fold + c.update).sum::<f64>();
+    let total = |nodes: &[NodeCost]| nodes.iter().map(|c| c.seconds()).sum::<f64>();
     // The median of means: of a stall that will not come again it sees nothing.
     let block = |steps: &[Vec<NodeCost>]| steps.iter().map(|s| total(s)).sum::<f64>() / steps.len() as f64;
     let whole = median(steps.chunks(steps.len().div_ceil(BLOCKS).max(1)).map(block));

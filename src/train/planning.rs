@@ -51,13 +51,9 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     };
     device.pool().trim();
     let micro_batches = s.batch.div_ceil(size);
-    let costs: Vec<NodeCost> = profile.at(size)?.iter().map(|c| c.folding(micro_batches)).collect();
+    let costs: Vec<NodeCost> = profile.at(size)?.iter().map(|c| c.per_micro_batch(micro_batches)).collect();
     let slowest = links.as_ref().and_then(Links::slowest).unwrap_or(ASSUMED);
-    // What stages are balanced by: with each micro-batch's part of the update.
-    let update = |c: &NodeCost| c.update / micro_batches as f64;
-    let whole = |c: &NodeCost| NodeCost { weight_grad: c.weight_grad + update(c), ..c.clone() };
-    let whole: Vec<NodeCost> = costs.iter().map(whole).collect();
-    let cut = |n: usize| planner::plan_straight(graph, &whole, slowest, n, size, s.dtype);
+    let cut = |n: usize| planner::plan_straight(graph, &costs, slowest, n, size, s.dtype);
     let plan = match &s.plan {
         PlanChoice::Auto => cut(workers)?.plan,
         PlanChoice::Cuts(names) => {
@@ -70,10 +66,10 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
         PlanChoice::Given(plan) => plan.clone(),
         PlanChoice::Stages(stages) => cut(*stages)?.plan,
     };
-    let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| whole[n].seconds()).sum::<f64>();
+    let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
     let link = |a, b| links.as_ref().and_then(|l| l.between(a, b)).unwrap_or(ASSUMED);
-    let costs = predict::costs(graph, &plan, &costs, &link, size, s.dtype)?;
+    let costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, s.dtype)?;
     let seconds = predict::seconds_per_minibatch(s.schedule, &plan, &costs, micro_batches, profile.crowding)?;
     Ok(Planning { plan, stage_seconds, samples_per_s: s.batch as f64 / seconds, profile })
 }

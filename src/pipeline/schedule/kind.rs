@@ -1,5 +1,5 @@
 //! The schedules by name.
-use super::{Inst, Program, Programs, Read, WeightPolicy, gpipe, one_f_one_b, pipedream, sequential};
+use super::{Inst, LONGEST, Program, Programs, Read, WeightPolicy, gpipe, one_f_one_b, pipedream, sequential};
 use crate::{Error, Result};
 use std::{fmt, str::FromStr};
 
@@ -94,7 +94,8 @@ impl FromStr for Kind {
 /// Synchronous kinds: one minibatch of `micro_batches`, then the update, as one period (raise `repeats` and `micro_batches` for
 /// several). Asynchronous kinds: that many minibatches, each a micro-batch, from an empty pipeline to an empty pipeline.
 pub fn make(kind: Kind, workers: usize, micro_batches: usize) -> Result<Programs> {
-    check(workers, micro_batches)?;
+    // An asynchronous program repeats itself; at most all of the others are in flight.
+    check(workers, micro_batches, if kind.is_synchronous() { micro_batches } else { micro_batches.min(workers) })?;
     let minibatch =
         |period| Program { period, repeats: 1, shift: micro_batches, version_shift: 1, ..Program::default() };
     let stage = |stage| match kind {
@@ -114,7 +115,7 @@ pub fn make(kind: Kind, workers: usize, micro_batches: usize) -> Result<Programs
 
 /// Forward passes only, for evaluation and prediction.
 pub fn evaluate(workers: usize, micro_batches: usize) -> Result<Programs> {
-    check(workers, micro_batches)?;
+    check(workers, micro_batches, 1)?;
     let stage = |stage| Program {
         period: vec![Inst::F { stage, mb: 0, read: Read::Current }],
         repeats: micro_batches,
@@ -129,10 +130,15 @@ pub fn evaluate(workers: usize, micro_batches: usize) -> Result<Programs> {
     })
 }
 
-fn check(workers: usize, micro_batches: usize) -> Result<()> {
+/// Makes sure that a schedule makes sense in which each worker's program has `passes` forward and as many backward passes
+/// written out.
+fn check(workers: usize, micro_batches: usize, passes: usize) -> Result<()> {
     match (workers, micro_batches) {
         (0, _) => Err(Error::schedule("a schedule needs at least one worker")),
         (_, 0) => Err(Error::schedule("a schedule needs at least one micro-batch")),
+        _ if workers.saturating_mul(passes) > LONGEST / 2 => Err(Error::schedule(format!(
+            "{micro_batches} micro-batches on {workers} workers: a schedule has at most {LONGEST} instructions"
+        ))),
         _ => Ok(()),
     }
 }

@@ -79,7 +79,7 @@ impl Programs {
     /// # Errors
     /// If it cannot be read, or as [`from_text`](Programs::from_text) says, with the file's name.
     pub fn load(path: &Path) -> Result<Programs> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        let text = Error::read_text(path)?;
         Programs::from_text(&text).context(|| path.display().to_string())
     }
 }
