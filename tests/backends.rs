@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use pipewright::tensor::{
     DType, Device, Philox, Tensor,
-    backend::{AdamStep, Binary, Conv2d, CrossEntropy, Dropout, Pool2d, Reduce, SgdStep, Unary},
+    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Pool2d, Reduce, SgdStep, Unary},
 };
 use proptest::prelude::*;
 
@@ -66,6 +66,11 @@ proptest! {
     #[test]
     fn softmax_and_loss(m in size(60), v in size(70), smoothing in prop_oneof![Just(0.0), Just(0.1)], ignore: bool) {
         losses(m, v, smoothing, ignore)?;
+    }
+
+    #[test]
+    fn attention(n in size(3), t in 1..150usize, heads in 1..4usize, d in 1..40usize, causal: bool) {
+        attend(Attention { n, t, heads, d, causal })?;
     }
 
     #[test]
@@ -283,6 +288,19 @@ fn losses(m: usize, v: usize, smoothing: f64, ignore: bool) -> TestResult {
     )
 }
 
+/// Sums over features and tokens of values of size 1.
+fn attend(a: Attention) -> TestResult {
+    let k = (a.d + a.t) as f64;
+    agree_within(
+        |x| {
+            let (qkv, dy) = (x.range("qkv", &a.qkv_shape(), -2.0, 2.0), x.get("dy", &a.y_shape()));
+            let (y, lse) = qkv.attention(a)?;
+            Ok(vec![dy.attention_grad(a, &qkv, &y, &lse)?, y, lse])
+        },
+        |_, _, w| EPS * (4.0 * k + 100.0) * (w.abs() + 1.0),
+    )
+}
+
 fn embed(m: usize, v: usize, d: usize) -> TestResult {
     agree_within(|x| Ok(vec![x.get("table", &[v, d]).embedding(&ids(x, m, v)?)?]), |_, _, _| 0.0)?;
     agree_linear(m, |x| Ok(vec![x.get("dy", &[m, d]).embedding_grad(v, &ids(x, m, v)?)?]))
@@ -353,6 +371,8 @@ fn large_everything() -> Result<(), TestCaseError> {
     reduce([1, 90_000, 1])?;
     norms(1500, 70)?;
     losses(700, 130, 0.1, true)?;
+    attend(Attention { n: 2, t: 300, heads: 3, d: 33, causal: true })?;
+    attend(Attention { n: 1, t: 270, heads: 1, d: 64, causal: false })?;
     embed(900, 300, 120)?;
     drop_out(7, 100, 150, 0.3)?;
     steps(90_001, true, false, true)?;

@@ -55,6 +55,14 @@ fn settings_that_make_no_sense() {
     refused(Concat::new(2), &[3], Shape, &["axis 2"]);
     refused(Embedding::new(0, 3), &[2], Config, &["vocabulary"]);
     refused(Embedding::new(5, 3), &[2], ErrorKind::DType, &["ids must be i64, i32 or u8"]);
+    refused(PositionEmbedding::new(0, 3), &[0, 3], Config, &["position_embedding: places"]);
+    refused(PositionEmbedding::new(4, 3), &[5, 3], Shape, &["x[n,4,3] expected", "[2, 5, 3]"]);
+    refused(MultiHeadAttention::new(6, 4), &[5, 6], Config, &["heads must divide features, got 4 of 6"]);
+    refused(MultiHeadAttention::new(6, 0), &[5, 6], Config, &["attention: heads must be 1 or more"]);
+    refused(MultiHeadAttention::new(0, 1), &[5, 0], Config, &["attention: features"]);
+    refused(MultiHeadAttention::new(6, 2), &[6], Shape, &["x[n,t,6] of one token or more expected", "[2, 6]"]);
+    refused(MultiHeadAttention::new(6, 2), &[0, 6], Shape, &["[2, 0, 6]"]);
+    refused(MultiHeadAttention::new(usize::MAX, 1), &[1, 6], Shape, &["too large"]);
     refused(CrossEntropy::new(), &[3], ErrorKind::Graph, &["a value and a target expected, got 1"]);
 }
 

@@ -5,6 +5,7 @@
 //!
 #![doc = include_str!("../../docs/layers.md")]
 mod activation;
+mod attention;
 mod conv2d;
 mod dropout;
 mod embedding;
@@ -17,9 +18,10 @@ mod pool2d;
 mod shape;
 
 pub use activation::{Gelu, Relu, Sigmoid, Softmax, Tanh};
+pub use attention::MultiHeadAttention;
 pub use conv2d::Conv2d;
 pub use dropout::Dropout;
-pub use embedding::Embedding;
+pub use embedding::{Embedding, PositionEmbedding};
 pub use graph::{Graph, Node, NodeId, NodeKind, Param, ParamId, Sequential, Value};
 pub use init::Init;
 pub use linear::Linear;
@@ -169,6 +171,8 @@ pub const ZOO: &[fn() -> Vec<Example>] = &[
     Add::examples,
     Concat::examples,
     Embedding::examples,
+    PositionEmbedding::examples,
+    MultiHeadAttention::examples,
     CrossEntropy::examples,
     Mse::examples,
 ];

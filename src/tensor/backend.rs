@@ -1,7 +1,7 @@
 //! THE list of kernels: what a device must be able to do.
 //!
 //! Letters: n samples, h w height and width, c channels (ci in, co out), kh kw kernel, m rows, k inner size, v vocabulary,
-//! d features. Unless said otherwise operands are contiguous and of one floating type, and an output is written whole: its
+//! d features, t tokens. Unless said otherwise operands are contiguous and of one floating type, and an output is written whole: its
 //! buffer holds leftovers of earlier use. Shapes were checked by the caller ([`Tensor`](super::Tensor) and the ops).
 //!
 //! Every kernel is deterministic: the same bits whatever the number of threads.
@@ -291,6 +291,44 @@ impl Pool2d {
     }
 }
 
+/// Self-attention: for every head, y = softmax(q·kᵀ/√d)·v of `qkv[n,t,3,heads,d]` to `y[n,t,heads·d]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    /// Samples.
+    pub n: usize,
+    /// Tokens of a sample.
+    pub t: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head.
+    pub d: usize,
+    /// Whether a token sees only itself and those before it.
+    pub causal: bool,
+}
+
+impl Attention {
+    /// The shape of qkv.
+    pub fn qkv_shape(&self) -> [usize; 5] {
+        [self.n, self.t, 3, self.heads, self.d]
+    }
+
+    /// The shape of y.
+    pub fn y_shape(&self) -> [usize; 3] {
+        [self.n, self.t, self.heads * self.d]
+    }
+
+    /// The shape of lse, the logarithm of the sum of the exponentials of each row of scores q·kᵀ/√d.
+    pub fn lse_shape(&self) -> [usize; 3] {
+        [self.n, self.heads, self.t]
+    }
+
+    /// Multiply-adds, times two, of one product with all scores of all heads; the forward pass has two. Scores that `causal` leaves
+    /// out count too.
+    pub fn flops(&self) -> u64 {
+        2 * (self.n * self.heads * self.t * self.t * self.d) as u64
+    }
+}
+
 /// Cross-entropy of `logits[m,v]` against `classes[m]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropy {
@@ -454,6 +492,11 @@ pub trait Backend: Send + Sync {
     fn softmax(&self, x: View, y: ViewMut) -> Result<()>;
     /// dx = y·(dy − Σ dy·y).
     fn softmax_grad(&self, y: View, dy: View, dx: ViewMut) -> Result<()>;
+    /// See [`Attention`]; keeps `lse[n,heads,t]`.
+    fn attention(&self, a: Attention, qkv: View, y: ViewMut, lse: ViewMut) -> Result<()>;
+    /// `dqkv[n,t,3,heads,d]` from qkv, `[y, lse]` of the forward pass, and dy.
+    fn attention_grad(&self, a: Attention, qkv: View, kept: [View; 2], dy: View, dqkv: ViewMut) -> Result<()>;
+
     /// `loss[1]` = the sum over rows, `correct[1]` = rows whose largest logit is the class's, `prob[m,v]` = softmax, kept for the
     /// gradient. `classes` is i64, i32 or u8; one outside 0..v that is not ignored is an error.
     fn cross_entropy(

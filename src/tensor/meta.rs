@@ -3,7 +3,7 @@
 //! A multiply-add counts as two operations, a transcendental function as one; each operand's bytes count once.
 use super::{
     Backend, InOut, Pool, View, ViewMut,
-    backend::{AdamStep, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
+    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
 };
 use crate::Result;
 use std::sync::{
@@ -186,6 +186,12 @@ impl Backend for Meta {
     }
     fn softmax_grad(&self, y: View, dy: View, dx: ViewMut) -> Result<()> {
         self.count(4 * len(&y), &[read(&y), read(&dy), written(&dx)])
+    }
+    fn attention(&self, a: Attention, qkv: View, y: ViewMut, lse: ViewMut) -> Result<()> {
+        self.count(2 * a.flops(), &[read(&qkv), written(&y), written(&lse)])
+    }
+    fn attention_grad(&self, a: Attention, qkv: View, [y, lse]: [View; 2], dy: View, dqkv: ViewMut) -> Result<()> {
+        self.count(5 * a.flops(), &[read(&qkv), read(&y), read(&lse), read(&dy), written(&dqkv)])
     }
     fn cross_entropy(
         &self,

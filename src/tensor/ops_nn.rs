@@ -3,7 +3,7 @@
 //! Letters as in [`backend`](super::backend). Errors name the operand, what was expected, and what came.
 use super::{
     DType, Tensor,
-    backend::{AdamStep, Conv2d, CrossEntropy, Dropout, Pool2d, SgdStep},
+    backend::{AdamStep, Attention, Conv2d, CrossEntropy, Dropout, Pool2d, SgdStep},
     ops::{contiguous_all, view_of},
     same_device, update_many,
 };
@@ -242,6 +242,31 @@ impl Tensor {
         let [dy, prob, classes] = contiguous_all([self, prob, classes])?;
         Tensor::build(&self.device, self.dtype, &[c.m, c.v], |b, dx| {
             b.cross_entropy_grad(c, prob.view(), classes.view(), dy.view(), dx)
+        })
+    }
+
+    // ---- attention ----
+
+    /// Of `qkv[n,t,3,heads,d]` (self, of any shape with as many elements): `y[n,t,heads·d]` and `lse[n,heads,t]`, kept for the gradient.
+    pub fn attention(&self, a: Attention) -> Result<(Tensor, Tensor)> {
+        let qkv = self.reshape(&a.qkv_shape())?;
+        let mut lse = Tensor::uninit(&self.device, self.dtype, &a.lse_shape())?;
+        let y = Tensor::build(&self.device, self.dtype, &a.y_shape(), |b, y| {
+            b.attention(a, qkv.view(), y, lse.view_mut()?)
+        })?;
+        Ok((y, lse))
+    }
+
+    /// The gradient of `qkv`, in its shape, from dy (self), qkv, and y and lse of [`attention`](Tensor::attention).
+    pub fn attention_grad(&self, a: Attention, qkv: &Tensor, y: &Tensor, lse: &Tensor) -> Result<Tensor> {
+        self.expect("attention_grad", "dy", self, self.dtype, &a.y_shape())?;
+        y.expect("attention_grad", "y", self, self.dtype, &a.y_shape())?;
+        lse.expect("attention_grad", "lse", self, self.dtype, &a.lse_shape())?;
+        let split = qkv.reshape(&a.qkv_shape())?;
+        split.expect("attention_grad", "qkv", self, self.dtype, &a.qkv_shape())?;
+        let [dy, split, y, lse] = contiguous_all([self, &split, y, lse])?;
+        Tensor::build(&self.device, self.dtype, qkv.shape(), |b, dqkv| {
+            b.attention_grad(a, split.view(), [y.view(), lse.view()], dy.view(), dqkv)
         })
     }
 

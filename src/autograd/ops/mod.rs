@@ -1,4 +1,5 @@
 //! The differentiable operations, forward and backward side by side: methods of [`Cx`](super::Cx).
+mod attention;
 mod conv2d;
 mod dropout;
 mod elementwise;

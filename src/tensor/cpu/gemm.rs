@@ -40,12 +40,13 @@ pub(crate) struct Problem<'a> {
     pub row: Box<dyn Fn(usize) -> usize + Sync + 'a>,
 }
 
-/// How `b` is read: packed, which pays from some number of rows on; where it lies, for few rows; or, where it is contiguous along
-/// k, for few rows, as dot products.
+/// How `b` is read: packed, which pays from some number of rows on; where it lies, for few rows or if it came in panels; or,
+/// where it is contiguous along k, for few rows, as dot products.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Packed,
     Direct,
+    Panels,
     Dot,
 }
 
@@ -59,6 +60,7 @@ impl Problem<'_> {
         };
         match self.b {
             _ if self.k == 0 => Way::Packed,
+            B::Panels { .. } => Way::Panels,
             B::Rows { .. } if self.m <= direct => Way::Direct,
             B::Columns { .. } if self.m <= DOT_ROWS && self.a.by_rows() => Way::Dot,
             _ => Way::Packed,
@@ -83,14 +85,32 @@ impl Problem<'_> {
             Way::Packed => self.k.min(KS) * self.n.min(NC).next_multiple_of(kernels.nr),
             // The last, incomplete panel.
             Way::Direct => self.k.min(KS) * kernels.nr,
-            Way::Dot => 0,
+            Way::Panels | Way::Dot => 0,
         };
         [a.next_multiple_of(16), b]
     }
 }
 
+/// Elements of memory that [`alone`] needs for `p`.
+pub(crate) fn scratch(cpu: &Cpu, p: &Problem) -> usize {
+    p.scratch(Kernels::of(cpu.simd)).iter().sum()
+}
+
+/// Computes one product in this thread, and adds it to what is in `c` if `add` says so. What [`Problem::row`] promises holds for
+/// all that threads compute in `c` meanwhile.
+pub(crate) fn alone(cpu: &Cpu, p: &Problem, add: bool, c: &Shared, scratch: &mut [f32]) {
+    let kernels = Kernels::of(cpu.simd);
+    let (a, b) = scratch.split_at_mut(p.scratch(kernels)[0]);
+    Worker { cpu, kernels, p, add, c, a, b }.run(0..p.m, 0..p.n);
+}
+
 /// Computes independent products, cut over the device's threads.
 pub(crate) fn solve(cpu: &Cpu, problems: &[Problem], c: &mut [f32]) {
+    solve_into(cpu, problems, false, c);
+}
+
+/// The same, added to what is in `c` if `add` says so.
+pub(crate) fn solve_into(cpu: &Cpu, problems: &[Problem], add: bool, c: &mut [f32]) {
     let kernels = Kernels::of(cpu.simd);
     let work: usize = problems.iter().map(|p| p.m * p.n * p.k.max(1)).sum();
     let parts = cpu.threads.parts(work, GRAIN);
@@ -102,7 +122,7 @@ pub(crate) fn solve(cpu: &Cpu, problems: &[Problem], c: &mut [f32]) {
     cpu.threads.over(scratch.chunks_mut((a + b).max(1)).take(parts).enumerate(), |(i, scratch)| {
         let (a, b) = scratch.split_at_mut(a);
         let job = |p: &Problem, rows, cols, a: &mut [f32], b: &mut [f32]| {
-            Worker { cpu, kernels, p, c: &c, a, b }.run(rows, cols);
+            Worker { cpu, kernels, p, add, c: &c, a, b }.run(rows, cols);
         };
         if problems.len() >= parts {
             for p in &problems[part(problems.len(), 1, parts, i)] {
@@ -127,6 +147,8 @@ struct Worker<'a, 'p> {
     cpu: &'a Cpu,
     kernels: &'static Kernels,
     p: &'a Problem<'p>,
+    /// Whether to add to what is in `c`.
+    add: bool,
     c: &'a Shared<'a>,
     a: &'a mut [f32],
     b: &'a mut [f32],
@@ -147,7 +169,7 @@ impl Worker<'_, '_> {
             let mut k0 = 0;
             loop {
                 let ks = k0..p.k.min(k0 + super_block);
-                if p.way() != Way::Dot {
+                if matches!(p.way(), Way::Packed | Way::Direct) {
                     let whole = cols.start + cols.len() / nr * nr;
                     let packed = if p.way() == Way::Packed { cols.clone() } else { whole..cols.end };
                     let width = packed.len().next_multiple_of(nr);
@@ -216,6 +238,11 @@ impl Worker<'_, '_> {
                     // All nr columns of the k rows are inside.
                     (data[step.q.start * ld + step.cols.start + j..][..(k - 1) * ld + nr].as_ptr(), *ld)
                 }
+                // A panel holds all k rows of its nr columns.
+                (B::Panels { data }, _) => {
+                    let panel = (step.cols.start + j) * p.k;
+                    (data[panel + step.q.start * nr..][..k * nr].as_ptr(), nr)
+                }
                 (_, way) => {
                     let packed = if way == Way::Packed { width.next_multiple_of(nr) } else { nr };
                     let inside = if way == Way::Packed { j } else { 0 };
@@ -231,7 +258,7 @@ impl Worker<'_, '_> {
                     c: self.c.start().wrapping_add(j),
                     rows: starts.as_ptr(),
                     cols,
-                    add: step.q.start > 0,
+                    add: self.add || step.q.start > 0,
                     bias: self.bias(step, step.cols.start + j),
                 };
                 // SAFETY: a is a packed panel of starts.len() ≤ mr rows; b was checked to hold k rows of nr columns; each start
@@ -260,7 +287,7 @@ impl Worker<'_, '_> {
                     c: self.c.start().wrapping_add(j),
                     rows: starts.as_ptr(),
                     cols,
-                    add: step.q.start > 0,
+                    add: self.add || step.q.start > 0,
                     bias: self.bias(step, step.cols.start + j),
                 };
                 // SAFETY: as in `tiles`; a holds starts.len() rows packed by rows, b was checked to hold k elements of each of

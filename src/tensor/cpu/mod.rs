@@ -2,6 +2,7 @@
 //!
 //! Every kernel cuts its *outputs* over the threads, or a reduction into blocks that depend on the shapes only: the same bits
 //! for any number of threads.
+mod attention;
 mod columns;
 mod conv2d;
 mod copy;
@@ -22,7 +23,7 @@ mod softmax;
 
 use super::{
     Backend, Buffer, DType, InOut, Pool, View, ViewMut,
-    backend::{AdamStep, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
+    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
     reference::Reference,
 };
 use crate::Result;
@@ -235,6 +236,18 @@ impl Backend for Cpu {
             return self.plain.softmax_grad(y, dy, dx);
         }
         softmax::softmax_grad(self, y, dy, dx)
+    }
+    fn attention(&self, a: Attention, qkv: View, y: ViewMut, lse: ViewMut) -> Result<()> {
+        if qkv.dtype != DType::F32 {
+            return self.plain.attention(a, qkv, y, lse);
+        }
+        attention::forward(self, a, qkv, y, lse)
+    }
+    fn attention_grad(&self, a: Attention, qkv: View, kept: [View; 2], dy: View, dqkv: ViewMut) -> Result<()> {
+        if qkv.dtype != DType::F32 {
+            return self.plain.attention_grad(a, qkv, kept, dy, dqkv);
+        }
+        attention::backward(self, a, qkv, kept, dy, dqkv)
     }
     fn cross_entropy(
         &self,

@@ -28,6 +28,8 @@ pub(crate) enum B<'a> {
     Rows { data: &'a [f32], ld: usize },
     /// Element (p, j) at bases[p / run] + j·ld + p % run.
     Columns { data: &'a [f32], ld: usize, run: usize, bases: Vec<usize> },
+    /// Packed before, all k rows in one block: for several products with one b.
+    Panels { data: &'a [f32] },
 }
 
 impl A<'_> {
@@ -86,6 +88,8 @@ impl B<'_> {
                         p += len;
                     }
                 }
+                // Never packed again.
+                B::Panels { .. } => {}
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The executable specification: plain loops, one thread, accumulation in `f64`. Every other backend is tested against it.
 //!
 //! Letters as in [`backend`](super::backend).
+mod attention;
 mod conv;
 mod nn;
 
@@ -8,7 +9,7 @@ pub(crate) use nn::class;
 
 use super::{
     Backend, DType, Element, InOut, Philox, Pool, View, ViewMut,
-    backend::{AdamStep, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
+    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
     with_dtype, with_float,
 };
 use crate::{Error, Result};
@@ -395,6 +396,17 @@ impl Backend for Reference {
     fn softmax_grad(&self, y: View, dy: View, mut dx: ViewMut) -> Result<()> {
         let d = y.layout.shape().last().copied().unwrap_or(1);
         with_float!(y.dtype, "softmax_grad", T => nn::softmax_grad(d, y.slice::<T>()?, dy.slice::<T>()?, dx.slice::<T>()?))
+    }
+
+    fn attention(&self, a: Attention, qkv: View, mut y: ViewMut, mut lse: ViewMut) -> Result<()> {
+        with_float!(qkv.dtype, "attention", T => attention::forward(a, qkv.slice::<T>()?, y.slice::<T>()?, lse.slice::<T>()?))
+    }
+
+    fn attention_grad(&self, a: Attention, qkv: View, [y, lse]: [View; 2], dy: View, mut dqkv: ViewMut) -> Result<()> {
+        with_float!(qkv.dtype, "attention_grad", T => {
+            let (qkv, kept) = (qkv.slice::<T>()?, [y.slice::<T>()?, lse.slice::<T>()?]);
+            attention::backward(a, qkv, kept, dy.slice::<T>()?, dqkv.slice::<T>()?)
+        })
     }
 
     fn cross_entropy(
