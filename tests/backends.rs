@@ -3,9 +3,12 @@
 //! The bound of the products is |Δ| ≤ 4·k·ε·Σ|a||b| + 1 ulp, k the number of summands. One and two threads give the same bits.
 mod common;
 use common::*;
-use pipewright::tensor::{
-    DType, Device, Philox, Tensor,
-    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Pool2d, Reduce, SgdStep, Unary},
+use pipewright::{
+    Result,
+    tensor::{
+        CpuOptions, DType, Device, Isa, Philox, Tensor,
+        backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Pool2d, Reduce, SgdStep, Unary},
+    },
 };
 use proptest::prelude::*;
 
@@ -35,6 +38,15 @@ proptest! {
         let c = Conv2d { n, hw, ci: cig * groups, co: cog * groups, kernel, stride, padding, dilation, groups };
         prop_assume!(c.out().is_ok());
         convolution(c, biased)?;
+    }
+
+    /// Channels and tiles enough for 4 products instead of 9.
+    #[test]
+    fn winograd(
+        n in 1..4usize, hw in [4..30usize, 4..30usize], padding in [0..3usize, 0..3usize], ci in 16..70usize,
+        co in 16..70usize, biased: bool,
+    ) {
+        convolution(Conv2d { hw, padding, ..square(n, 0, ci, co, 3, 1) }, biased)?;
     }
 
     #[test]
@@ -119,9 +131,8 @@ fn large_products() -> Result<(), TestCaseError> {
     Ok(())
 }
 
-#[test]
-fn large_convolutions() -> Result<(), TestCaseError> {
-    let square = |n, hw, ci, co, kernel, stride| Conv2d {
+fn square(n: usize, hw: usize, ci: usize, co: usize, kernel: usize, stride: usize) -> Conv2d {
+    Conv2d {
         n,
         hw: [hw; 2],
         ci,
@@ -131,11 +142,54 @@ fn large_convolutions() -> Result<(), TestCaseError> {
         padding: [kernel / 2; 2],
         dilation: [1; 2],
         groups: 1,
-    };
+    }
+}
+
+#[test]
+fn large_convolutions() -> Result<(), TestCaseError> {
     convolution(square(3, 13, 40, 70, 3, 1), true)?;
     convolution(square(2, 9, 3, 64, 5, 2), false)?;
     convolution(square(2, 10, 48, 40, 1, 1), true)?;
-    convolution(Conv2d { groups: 48, ..square(2, 16, 48, 48, 3, 1) }, true)
+    convolution(Conv2d { groups: 48, ..square(2, 16, 48, 48, 3, 1) }, true)?;
+    // Several blocks of channels, several strips.
+    convolution(square(3, 9, 300, 33, 3, 1), true)?;
+    convolution(square(5, 31, 20, 280, 3, 1), false)
+}
+
+/// The root mean square of the error of the three convolutions, on data of unit scale.
+fn errors(c: Conv2d, device: &Device) -> Result<[f64; 3]> {
+    let normal =
+        |device: &Device, name, shape: &[usize]| device.normal(Philox::new(3, 0, name), 1.0, shape, DType::F32);
+    let all = |device: &Device| -> Result<[Tensor; 3]> {
+        let (x, w) = (normal(device, "x", &c.x_shape())?, normal(device, "w", &c.w_shape())?);
+        let dy = normal(device, "dy", &c.y_shape()?)?;
+        Ok([x.conv2d(c, &w, None)?, dy.conv2d_input_grad(c, &w)?, dy.conv2d_weight_grad(c, &x)?])
+    };
+    let (got, want) = (all(device)?, all(&Device::reference())?);
+    let mut found = [0.0; 3];
+    for (f, (got, want)) in found.iter_mut().zip(got.iter().zip(&want)) {
+        let (got, want) = (got.to_f64()?, want.to_f64()?);
+        let squares: f64 = got.iter().zip(&want).map(|(g, w)| (g - w).powi(2)).sum();
+        *f = (squares / want.len() as f64).sqrt();
+    }
+    Ok(found)
+}
+
+/// Four products for nine cost at most a factor of four in accuracy.
+#[test]
+fn the_error_of_winograd_is_bounded() -> Result<()> {
+    for isa in Isa::available() {
+        for c in [square(4, 16, 64, 64, 3, 1), square(2, 28, 32, 48, 3, 1), square(16, 4, 256, 128, 3, 1)] {
+            let error = |winograd| errors(c, &Device::cpu_with(CpuOptions { winograd, ..CpuOptions::new(isa) })?);
+            let (with, without) = (error(true)?, error(false)?);
+            for (pass, (with, without)) in ["forward", "input", "weight"].iter().zip(with.iter().zip(without)) {
+                assert!(*with != without, "{isa} {c:?} {pass}: not done with fewer products");
+                assert!(*with <= 4.0 * without, "{isa} {c:?} {pass}: {with:e}, plain sums {without:e}");
+                println!("{isa} {pass}: {:.2} times the error of plain sums", with / without);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn pool(p: Pool2d) -> TestResult {

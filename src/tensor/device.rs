@@ -16,6 +16,25 @@ use std::{
 #[derive(Clone)]
 pub struct Device(Arc<dyn Backend>);
 
+/// How the cores of this machine are used. Results are the same bits for any number of threads, but not across the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads of each kernel, 1 or more.
+    pub threads: usize,
+    /// The vector instructions.
+    pub isa: Isa,
+    /// Whether 3×3 convolutions of stride 1 take 4 products for 9 where that pays (Winograd's F(2×2, 3×3)). Their rounding error
+    /// stays within four times that of plain sums; a pixel that is not finite spoils the outputs of its whole 2×2 tile.
+    pub winograd: bool,
+}
+
+impl CpuOptions {
+    /// One thread, everything on.
+    pub fn new(isa: Isa) -> CpuOptions {
+        CpuOptions { threads: 1, isa, winograd: true }
+    }
+}
+
 impl Device {
     /// The executable specification: plain loops that accumulate in `f64`. One for the process.
     pub fn reference() -> Device {
@@ -40,15 +59,15 @@ impl Device {
     /// # Errors
     /// If the threads cannot be started, or `PIPEWRIGHT_ISA` names instructions that this machine lacks.
     pub fn cpu(threads: usize) -> Result<Device> {
-        Device::cpu_with(threads, Isa::chosen()?)
+        Device::cpu_with(CpuOptions { threads, ..CpuOptions::new(Isa::chosen()?) })
     }
 
-    /// Like [`cpu`](Device::cpu), with the vector instructions of `isa`.
+    /// Like [`cpu`](Device::cpu), as `options` say.
     ///
     /// # Errors
     /// If the threads cannot be started, or this machine lacks the instructions.
-    pub fn cpu_with(threads: usize, isa: Isa) -> Result<Device> {
-        Ok(Device(Arc::new(Cpu::new(threads, isa)?)))
+    pub fn cpu_with(options: CpuOptions) -> Result<Device> {
+        Ok(Device(Arc::new(Cpu::new(options)?)))
     }
 
     /// What it can do.

@@ -18,7 +18,7 @@ mod shape;
 pub use backend::{Backend, InOut, View, ViewMut};
 pub use buffer::{Buffer, Pool, PoolStats};
 pub use cpu::Isa;
-pub use device::Device;
+pub use device::{CpuOptions, Device};
 pub use dtype::{DType, Element};
 pub(crate) use dtype::{with_dtype, with_float};
 pub use rng::Philox;

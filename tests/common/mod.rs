@@ -1,7 +1,7 @@
 //! Running one computation on the reference and on every kind of CPU device, and comparing.
 use pipewright::{
     Result,
-    tensor::{DType, Device, Isa, Philox, Tensor, backend::Unary},
+    tensor::{CpuOptions, DType, Device, Isa, Philox, Tensor, backend::Unary},
 };
 use proptest::prelude::TestCaseError;
 use std::sync::OnceLock;
@@ -33,7 +33,9 @@ impl Inputs {
 fn devices() -> &'static [(Isa, [Device; 2])] {
     static ALL: OnceLock<Vec<(Isa, [Device; 2])>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let pair = |isa| [1, 2].map(|t| Device::cpu_with(t, isa).expect("a device"));
+        let pair = |isa| {
+            [1, 2].map(|t| Device::cpu_with(CpuOptions { threads: t, ..CpuOptions::new(isa) }).expect("a device"))
+        };
         Isa::available().into_iter().map(|isa| (isa, pair(isa))).collect()
     })
 }

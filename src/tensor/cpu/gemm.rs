@@ -253,6 +253,7 @@ impl Worker<'_, '_> {
                 let tile = Tile {
                     k,
                     a: self.a[i * panel..][..panel].as_ptr(),
+                    step: if p.a.by_rows() { 1 } else { mr },
                     b,
                     ldb,
                     c: self.c.start().wrapping_add(j),

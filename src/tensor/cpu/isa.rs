@@ -1,4 +1,5 @@
 //! Which vector instructions the kernels use.
+use super::lanes::{Lanes, Vectors};
 use crate::{Error, Result};
 use std::fmt;
 
@@ -116,6 +117,36 @@ impl Simd {
 pub(crate) trait Job {
     type Out;
     fn run(self) -> Self::Out;
+}
+
+/// Loops written with the vectors of whichever instructions there are. Implementations mark `run` `inline(always)`.
+pub(crate) trait VectorJob {
+    fn run<L: Lanes>(self, v: Vectors<L>);
+}
+
+impl Simd {
+    /// Runs `job` with the widest vectors of these instructions.
+    pub(crate) fn vectors(self, job: impl VectorJob) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => self.run(WithVectors::<_, std::arch::x86_64::__m512>(job, std::marker::PhantomData)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => self.run(WithVectors::<_, std::arch::x86_64::__m256>(job, std::marker::PhantomData)),
+            _ => self.run(WithVectors::<_, [f32; 4]>(job, std::marker::PhantomData)),
+        }
+    }
+}
+
+/// A job with the vectors that belong to the instructions it is run with.
+struct WithVectors<J, L>(J, std::marker::PhantomData<L>);
+
+impl<J: VectorJob, L: Lanes> Job for WithVectors<J, L> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        // SAFETY: made in `Simd::vectors` only, which chooses L by the instructions that `Simd::run` compiles for.
+        self.0.run(unsafe { Vectors::<L>::new() });
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,7 @@
 //! This module's unsafe code rests on one invariant: whoever calls through [`Kernels`] has set every pointer of [`Tile`] or
 //! [`Dots`] to memory as long as its documentation says, and has taken the `Kernels` from [`Kernels::of`], which needs a
 //! [`Simd`], the proof that this machine has the instructions.
-use super::isa::Simd;
+use super::{isa::Simd, lanes::Lanes};
 
 /// The most elements of the inner dimension that a packed block of `a` holds.
 pub(crate) const KC: usize = 256;
@@ -16,8 +16,10 @@ pub(crate) const MAX_ROWS: usize = 14;
 pub(crate) struct Tile {
     /// Inner size; by rows at most [`KC`].
     pub k: usize,
-    /// The packed rows: `a[r·ROW + p]` if packed by rows, `a[p·mr + r]` if by columns.
+    /// The packed rows: `a[r·ROW + p]` if packed by rows, `a[p·step + r]` if by columns.
     pub a: *const f32,
+    /// Elements from one column of `a` to the next: 1 if packed by rows.
+    pub step: usize,
     /// `b[p·ldb + j]`, readable for all nr columns.
     pub b: *const f32,
     pub ldb: usize,
@@ -64,7 +66,60 @@ pub(crate) struct Kernels {
     pub dots: &'static [DotFn],
 }
 
+/// A product of at most mr rows and nr columns, its operands as slices.
+pub(crate) struct Product<'a> {
+    /// As in [`Tile`].
+    pub a: &'a [f32],
+    pub layout: Layout,
+    pub b: &'a [f32],
+    pub ldb: usize,
+    /// Rows and columns of the result, and the inner size.
+    pub rows: usize,
+    pub cols: usize,
+    pub k: usize,
+    pub add: bool,
+}
+
+/// How `a` lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Rows, [`ROW`] apart.
+    Rows,
+    /// Columns, so many elements apart.
+    Columns(usize),
+}
+
 impl Kernels {
+    /// Multiplies; row r of the result lies at r·ldc of `c`.
+    pub(crate) fn product(&self, p: &Product, c: &mut [f32], ldc: usize) {
+        let Product { rows, cols, k, ldb, .. } = *p;
+        if rows == 0 || cols == 0 || k == 0 {
+            return;
+        }
+        let (functions, step, needed) = match p.layout {
+            Layout::Rows => (self.by_rows, 1, (rows - 1) * ROW + k),
+            Layout::Columns(step) => (self.by_columns, step, (k - 1) * step + rows),
+        };
+        assert!(cols <= self.nr && (k <= KC || p.layout != Layout::Rows), "a product of {cols} columns, {k} long");
+        let (a, b) = (&p.a[..needed], &p.b[..(k - 1) * ldb + self.nr]);
+        let c = &mut c[..(rows - 1) * ldc + cols];
+        let starts: [usize; MAX_ROWS] = std::array::from_fn(|r| r * ldc);
+        let tile = Tile {
+            k,
+            a: a.as_ptr(),
+            step,
+            b: b.as_ptr(),
+            ldb,
+            c: c.as_mut_ptr(),
+            rows: starts.as_ptr(),
+            cols,
+            add: p.add,
+            bias: std::ptr::null(),
+        };
+        // SAFETY: the slices were cut to what the tile reads and writes; `self` comes from `Kernels::of`.
+        unsafe { functions[rows - 1](&tile) };
+    }
+
     pub(crate) fn of(simd: Simd) -> &'static Kernels {
         match simd.isa() {
             #[cfg(target_arch = "x86_64")]
@@ -79,42 +134,17 @@ impl Kernels {
 static PORTABLE: Kernels = Kernels {
     mr: 4,
     nr: 8,
-    by_rows: &[
-        tile::<[f32; 4], 1, ROW, 1>,
-        tile::<[f32; 4], 2, ROW, 1>,
-        tile::<[f32; 4], 3, ROW, 1>,
-        tile::<[f32; 4], 4, ROW, 1>,
-    ],
-    by_columns: &[
-        tile::<[f32; 4], 1, 1, 4>,
-        tile::<[f32; 4], 2, 1, 4>,
-        tile::<[f32; 4], 3, 1, 4>,
-        tile::<[f32; 4], 4, 1, 4>,
-    ],
+    by_rows: &[tile::<[f32; 4], 1, ROW>, tile::<[f32; 4], 2, ROW>, tile::<[f32; 4], 3, ROW>, tile::<[f32; 4], 4, ROW>],
+    by_columns: &[tile::<[f32; 4], 1, 1>, tile::<[f32; 4], 2, 1>, tile::<[f32; 4], 3, 1>, tile::<[f32; 4], 4, 1>],
     dots: &[dots::<[f32; 4], 1, 2>, dots::<[f32; 4], 2, 2>],
 };
 
-/// A vector of f32.
-trait Lanes: Copy {
-    const N: usize;
-    unsafe fn splat(x: f32) -> Self;
-    unsafe fn load(p: *const f32) -> Self;
-    /// The first `n` ≤ N elements, then zeros.
-    unsafe fn load_first(p: *const f32, n: usize) -> Self;
-    unsafe fn store(self, p: *mut f32);
-    unsafe fn store_first(self, p: *mut f32, n: usize);
-    unsafe fn plus(self, x: Self) -> Self;
-    /// self + a·b
-    unsafe fn fma(self, a: Self, b: Self) -> Self;
-    unsafe fn sum(self) -> f32;
-}
-
-/// The product of R rows with two vectors of columns, all sums in registers. RS and CS: strides of `a` along r and p.
+/// The product of R rows with two vectors of columns, all sums in registers. RS: the stride of `a` along r.
 ///
 /// # Safety
 /// The pointers are as [`Tile`] says; the machine has the instructions of `L`.
 #[inline(always)]
-unsafe fn tile<L: Lanes, const R: usize, const RS: usize, const CS: usize>(t: &Tile) {
+unsafe fn tile<L: Lanes, const R: usize, const RS: usize>(t: &Tile) {
     // SAFETY: every place lies inside what `Tile` promises: a within R rows and k columns, b within k rows of nr columns, c and
     // bias within `cols` columns.
     unsafe {
@@ -128,7 +158,7 @@ unsafe fn tile<L: Lanes, const R: usize, const RS: usize, const CS: usize>(t: &T
                 s[0] = s[0].fma(x, b0);
                 s[1] = s[1].fma(x, b1);
             }
-            a = a.wrapping_add(CS);
+            a = a.wrapping_add(t.step);
             b = b.wrapping_add(t.ldb);
         }
         // The sums are laid down before the branches that follow: indexed in a loop that is not unrolled they would live in
@@ -216,48 +246,6 @@ unsafe fn dots_at<L: Lanes, const R: usize, const J: usize>(t: &Dots, j: usize) 
     }
 }
 
-impl Lanes for [f32; 4] {
-    const N: usize = 4;
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        [x; 4]
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: the caller gives four readable elements.
-        unsafe { p.cast::<[f32; 4]>().read_unaligned() }
-    }
-    #[inline(always)]
-    unsafe fn load_first(p: *const f32, n: usize) -> Self {
-        // SAFETY: the caller gives n readable elements.
-        std::array::from_fn(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 })
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        // SAFETY: the caller gives four writable elements.
-        unsafe { p.cast::<[f32; 4]>().write_unaligned(self) }
-    }
-    #[inline(always)]
-    unsafe fn store_first(self, p: *mut f32, n: usize) {
-        for (i, &x) in self.iter().enumerate().take(n) {
-            // SAFETY: the caller gives n writable elements.
-            unsafe { *p.add(i) = x };
-        }
-    }
-    #[inline(always)]
-    unsafe fn plus(self, x: Self) -> Self {
-        std::array::from_fn(|i| self[i] + x[i])
-    }
-    #[inline(always)]
-    unsafe fn fma(self, a: Self, b: Self) -> Self {
-        std::array::from_fn(|i| self[i] + a[i] * b[i])
-    }
-    #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        (self[0] + self[1]) + (self[2] + self[3])
-    }
-}
-
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::*;
@@ -267,36 +255,36 @@ mod x86 {
         mr: 14,
         nr: 32,
         by_rows: &[
-            tile512::<1, ROW, 1>,
-            tile512::<2, ROW, 1>,
-            tile512::<3, ROW, 1>,
-            tile512::<4, ROW, 1>,
-            tile512::<5, ROW, 1>,
-            tile512::<6, ROW, 1>,
-            tile512::<7, ROW, 1>,
-            tile512::<8, ROW, 1>,
-            tile512::<9, ROW, 1>,
-            tile512::<10, ROW, 1>,
-            tile512::<11, ROW, 1>,
-            tile512::<12, ROW, 1>,
-            tile512::<13, ROW, 1>,
-            tile512::<14, ROW, 1>,
+            tile512::<1, ROW>,
+            tile512::<2, ROW>,
+            tile512::<3, ROW>,
+            tile512::<4, ROW>,
+            tile512::<5, ROW>,
+            tile512::<6, ROW>,
+            tile512::<7, ROW>,
+            tile512::<8, ROW>,
+            tile512::<9, ROW>,
+            tile512::<10, ROW>,
+            tile512::<11, ROW>,
+            tile512::<12, ROW>,
+            tile512::<13, ROW>,
+            tile512::<14, ROW>,
         ],
         by_columns: &[
-            tile512::<1, 1, 14>,
-            tile512::<2, 1, 14>,
-            tile512::<3, 1, 14>,
-            tile512::<4, 1, 14>,
-            tile512::<5, 1, 14>,
-            tile512::<6, 1, 14>,
-            tile512::<7, 1, 14>,
-            tile512::<8, 1, 14>,
-            tile512::<9, 1, 14>,
-            tile512::<10, 1, 14>,
-            tile512::<11, 1, 14>,
-            tile512::<12, 1, 14>,
-            tile512::<13, 1, 14>,
-            tile512::<14, 1, 14>,
+            tile512::<1, 1>,
+            tile512::<2, 1>,
+            tile512::<3, 1>,
+            tile512::<4, 1>,
+            tile512::<5, 1>,
+            tile512::<6, 1>,
+            tile512::<7, 1>,
+            tile512::<8, 1>,
+            tile512::<9, 1>,
+            tile512::<10, 1>,
+            tile512::<11, 1>,
+            tile512::<12, 1>,
+            tile512::<13, 1>,
+            tile512::<14, 1>,
         ],
         dots: &[dots512::<1>, dots512::<2>, dots512::<3>, dots512::<4>],
     };
@@ -305,28 +293,28 @@ mod x86 {
         mr: 6,
         nr: 16,
         by_rows: &[
-            tile256::<1, ROW, 1>,
-            tile256::<2, ROW, 1>,
-            tile256::<3, ROW, 1>,
-            tile256::<4, ROW, 1>,
-            tile256::<5, ROW, 1>,
-            tile256::<6, ROW, 1>,
+            tile256::<1, ROW>,
+            tile256::<2, ROW>,
+            tile256::<3, ROW>,
+            tile256::<4, ROW>,
+            tile256::<5, ROW>,
+            tile256::<6, ROW>,
         ],
         by_columns: &[
-            tile256::<1, 1, 6>,
-            tile256::<2, 1, 6>,
-            tile256::<3, 1, 6>,
-            tile256::<4, 1, 6>,
-            tile256::<5, 1, 6>,
-            tile256::<6, 1, 6>,
+            tile256::<1, 1>,
+            tile256::<2, 1>,
+            tile256::<3, 1>,
+            tile256::<4, 1>,
+            tile256::<5, 1>,
+            tile256::<6, 1>,
         ],
         dots: &[dots256::<1>, dots256::<2>],
     };
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    unsafe fn tile512<const R: usize, const RS: usize, const CS: usize>(t: &Tile) {
+    unsafe fn tile512<const R: usize, const RS: usize>(t: &Tile) {
         // SAFETY: the caller's promise.
-        unsafe { tile::<__m512, R, RS, CS>(t) }
+        unsafe { tile::<__m512, R, RS>(t) }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -336,103 +324,14 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn tile256<const R: usize, const RS: usize, const CS: usize>(t: &Tile) {
+    unsafe fn tile256<const R: usize, const RS: usize>(t: &Tile) {
         // SAFETY: the caller's promise.
-        unsafe { tile::<__m256, R, RS, CS>(t) }
+        unsafe { tile::<__m256, R, RS>(t) }
     }
 
     #[target_feature(enable = "avx2,fma")]
     unsafe fn dots256<const R: usize>(t: &Dots) {
         // SAFETY: the caller's promise.
         unsafe { dots::<__m256, R, 4>(t) }
-    }
-
-    // SAFETY of the two implementations: they are only reached from the four functions above, which have the instructions; the
-    // caller of each method gives N (or n) readable or writable elements.
-    impl Lanes for __m512 {
-        const N: usize = 16;
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            unsafe { _mm512_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(p: *const f32) -> Self {
-            unsafe { _mm512_loadu_ps(p) }
-        }
-        #[inline(always)]
-        unsafe fn load_first(p: *const f32, n: usize) -> Self {
-            unsafe { _mm512_maskz_loadu_ps(first(n), p) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, p: *mut f32) {
-            unsafe { _mm512_storeu_ps(p, self) }
-        }
-        #[inline(always)]
-        unsafe fn store_first(self, p: *mut f32, n: usize) {
-            unsafe { _mm512_mask_storeu_ps(p, first(n), self) }
-        }
-        #[inline(always)]
-        unsafe fn plus(self, x: Self) -> Self {
-            unsafe { _mm512_add_ps(self, x) }
-        }
-        #[inline(always)]
-        unsafe fn fma(self, a: Self, b: Self) -> Self {
-            unsafe { _mm512_fmadd_ps(a, b, self) }
-        }
-        #[inline(always)]
-        unsafe fn sum(self) -> f32 {
-            unsafe { _mm512_reduce_add_ps(self) }
-        }
-    }
-
-    /// The mask of the first `n` of 16 elements.
-    fn first(n: usize) -> __mmask16 {
-        ((1u32 << n) - 1) as __mmask16
-    }
-
-    impl Lanes for __m256 {
-        const N: usize = 8;
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            unsafe { _mm256_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(p: *const f32) -> Self {
-            unsafe { _mm256_loadu_ps(p) }
-        }
-        #[inline(always)]
-        unsafe fn load_first(p: *const f32, n: usize) -> Self {
-            unsafe { _mm256_maskload_ps(p, mask(n)) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, p: *mut f32) {
-            unsafe { _mm256_storeu_ps(p, self) }
-        }
-        #[inline(always)]
-        unsafe fn store_first(self, p: *mut f32, n: usize) {
-            unsafe { _mm256_maskstore_ps(p, mask(n), self) }
-        }
-        #[inline(always)]
-        unsafe fn plus(self, x: Self) -> Self {
-            unsafe { _mm256_add_ps(self, x) }
-        }
-        #[inline(always)]
-        unsafe fn fma(self, a: Self, b: Self) -> Self {
-            unsafe { _mm256_fmadd_ps(a, b, self) }
-        }
-        #[inline(always)]
-        unsafe fn sum(self) -> f32 {
-            let mut x = [0.0f32; 8];
-            unsafe { _mm256_storeu_ps(x.as_mut_ptr(), self) };
-            ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]))
-        }
-    }
-
-    /// The mask of the first `n` of 8 elements.
-    #[inline(always)]
-    unsafe fn mask(n: usize) -> __m256i {
-        const ONES: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
-        // SAFETY: n ≤ 8, so that eight elements from 8 − n on are inside.
-        unsafe { _mm256_loadu_si256(ONES.as_ptr().add(8 - n).cast()) }
     }
 }

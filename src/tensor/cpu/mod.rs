@@ -10,6 +10,7 @@ mod elementwise;
 mod gemm;
 mod index;
 mod isa;
+mod lanes;
 mod math;
 mod micro;
 mod norm;
@@ -20,9 +21,10 @@ mod patches;
 mod pool2d;
 mod reduce;
 mod softmax;
+mod winograd;
 
 use super::{
-    Backend, Buffer, DType, InOut, Pool, View, ViewMut,
+    Backend, Buffer, CpuOptions, DType, InOut, Pool, View, ViewMut,
     backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
     reference::Reference,
 };
@@ -36,11 +38,12 @@ pub(crate) struct Cpu {
     plain: Reference,
     simd: Simd,
     threads: Threads,
+    winograd: bool,
 }
 
 impl Cpu {
-    pub(crate) fn new(threads: usize, isa: Isa) -> Result<Cpu> {
-        Ok(Cpu { plain: Reference::new(), simd: Simd::new(isa)?, threads: Threads::new(threads)? })
+    pub(crate) fn new(CpuOptions { threads, isa, winograd }: CpuOptions) -> Result<Cpu> {
+        Ok(Cpu { plain: Reference::new(), simd: Simd::new(isa)?, threads: Threads::new(threads)?, winograd })
     }
 
     /// Memory for `len` elements of f32 that a kernel needs while it runs.
@@ -112,17 +115,26 @@ impl Backend for Cpu {
         if y.dtype != DType::F32 {
             return self.plain.conv2d(c, x, w, bias, y);
         }
+        if self.winograd && winograd::suits(&c) {
+            return winograd::forward(self, c, x, w, bias, y);
+        }
         conv2d::forward(self, c, x, w, bias, y)
     }
     fn conv2d_input_grad(&self, c: Conv2d, w: View, dy: View, dx: ViewMut) -> Result<()> {
         if dx.dtype != DType::F32 {
             return self.plain.conv2d_input_grad(c, w, dy, dx);
         }
+        if self.winograd && winograd::suits(&c) {
+            return winograd::input_grad(self, c, w, dy, dx);
+        }
         conv2d::input_grad(self, c, w, dy, dx)
     }
     fn conv2d_weight_grad(&self, c: Conv2d, x: View, dy: View, dw: ViewMut) -> Result<()> {
         if dw.dtype != DType::F32 {
             return self.plain.conv2d_weight_grad(c, x, dy, dw);
+        }
+        if self.winograd && winograd::suits(&c) {
+            return winograd::weight_grad(self, c, x, dy, dw);
         }
         conv2d::weight_grad(self, c, x, dy, dw)
     }

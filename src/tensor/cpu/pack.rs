@@ -138,13 +138,13 @@ fn pieces<const L: usize>(from: &[f32], from_step: usize, to: &mut [f32], to_ste
 }
 
 /// Copies `rows` rows of `len` elements, `from_step` apart, to columns: element (r, p) to p·`to_step` + r.
-struct Transpose<'a> {
-    from: &'a [f32],
-    from_step: usize,
-    to: &'a mut [f32],
-    to_step: usize,
-    len: usize,
-    rows: usize,
+pub(crate) struct Transpose<'a> {
+    pub(crate) from: &'a [f32],
+    pub(crate) from_step: usize,
+    pub(crate) to: &'a mut [f32],
+    pub(crate) to_step: usize,
+    pub(crate) len: usize,
+    pub(crate) rows: usize,
 }
 
 impl Job for Transpose<'_> {
