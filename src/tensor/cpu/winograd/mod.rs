@@ -114,14 +114,20 @@ impl Planes {
     }
 
     fn len(&self) -> usize {
-        POINTS.div_ceil(self.shared()) * self.blocks() * self.tiles * ROW
+        POINTS.div_ceil(self.shared()) * self.blocks() * apart(self.tiles * ROW)
     }
 
     /// Where the channels from `channel` (a multiple of 16) on of a point begin, in the row of the first tile.
     fn at(&self, point: usize, channel: usize) -> usize {
         let (shared, block) = (self.shared(), channel / KC);
-        (point / shared * self.blocks() + block) * self.tiles * ROW + point % shared * self.width + channel % KC
+        (point / shared * self.blocks() + block) * apart(self.tiles * ROW) + point % shared * self.width + channel % KC
     }
+}
+
+/// Elements from the matrix of `len` elements of one point to that of the next, whose places are written one after the other:
+/// apart by no power of two, which would bring all 16 into the same few sets of a cache.
+fn apart(len: usize) -> usize {
+    len.next_multiple_of(16) + 16
 }
 
 /// Elements from row to row of a matrix of `n` columns of which whole panels are read; not a power of two.
@@ -144,10 +150,15 @@ impl Weights<'_> {
         if self.turned { [self.co, self.ci] } else { [self.ci, self.co] }
     }
 
-    /// Elements of the panels, and of what is needed besides to make one.
+    /// Elements of a panel.
+    fn panel_len(&self, nr: usize) -> usize {
+        POINTS * apart(self.size()[0] * nr)
+    }
+
+    /// Elements of all panels, and of what is needed besides to make one.
     fn need(&self, nr: usize) -> [usize; 2] {
         let [k, n] = self.size();
-        [n.div_ceil(nr) * POINTS * k * nr, if self.turned { 9 * k * nr } else { 0 }]
+        [n.div_ceil(nr) * self.panel_len(nr), if self.turned { 9 * k * nr } else { 0 }]
     }
 
     fn panel(&self, simd: Simd, nr: usize, first: usize, u: &mut [f32], scratch: &mut [f32]) {
@@ -167,19 +178,15 @@ impl Weights<'_> {
 
     /// Transforms them all.
     fn transform(&self, cpu: &Cpu, nr: usize, u: &mut [f32], scratch: &mut [f32]) {
-        let [k, n] = self.size();
-        let parts = cpu.threads.count();
-        let panels = n.div_ceil(nr).div_ceil(parts);
+        let (parts, len) = (cpu.threads.count(), self.panel_len(nr));
+        let panels = self.size()[1].div_ceil(nr).div_ceil(parts);
         let each = scratch.len() / parts;
         let scratch: Vec<&mut [f32]> = if each > 0 { scratch.chunks_mut(each).collect() } else { Vec::new() };
         let mut scratch = scratch.into_iter();
-        let work: Vec<_> = u
-            .chunks_mut(panels * POINTS * k * nr)
-            .map(|u| (u, scratch.next().unwrap_or_default()))
-            .enumerate()
-            .collect();
+        let work: Vec<_> =
+            u.chunks_mut(panels * len).map(|u| (u, scratch.next().unwrap_or_default())).enumerate().collect();
         cpu.threads.over(work.into_iter(), |(i, (u, scratch))| {
-            for (j, u) in u.chunks_mut(POINTS * k * nr).enumerate() {
+            for (j, u) in u.chunks_mut(len).enumerate() {
                 self.panel(cpu.simd, nr, (i * panels + j) * nr, u, scratch);
             }
         });
@@ -196,7 +203,7 @@ fn correlate(cpu: &Cpu, x: Images, grid: Grid, weights: &Weights, bias: Option<&
     let strips = grid.strips(STRIP.min(tiles.div_ceil(parts)));
     let most = strips.iter().map(|s| grid.tiles(s)).max().unwrap_or(0);
     let [filters, turning] = weights.need(nr);
-    let (inputs, products) = (Planes::new(k, most).len(), POINTS * most * pitch(n));
+    let (inputs, products) = (Planes::new(k, most).len(), POINTS * apart(most * pitch(n)));
     let own = turning.max(inputs + products).next_multiple_of(16);
     let mut scratch = cpu.scratch(filters + parts * own);
     let (u, scratch) = bytemuck::cast_slice_mut::<u8, f32>(scratch.bytes_mut()).split_at_mut(filters);
@@ -217,10 +224,9 @@ fn correlate(cpu: &Cpu, x: Images, grid: Grid, weights: &Weights, bias: Option<&
             let planes = Planes::new(k, grid.tiles(rows));
             let (v, m) = scratch.split_at_mut(inputs);
             cpu.simd.vectors(Inputs { x, grid, rows: rows.clone(), planes, v });
-            for point in 0..POINTS {
-                let m = &mut m[point * planes.tiles * pitch(n)..][..planes.tiles * pitch(n)];
-                for (panel, u) in u.chunks(POINTS * k * nr).enumerate() {
-                    let u = &u[point * k * nr..][..k * nr];
+            for (point, m) in m.chunks_mut(apart(planes.tiles * pitch(n))).take(POINTS).enumerate() {
+                for (panel, u) in u.chunks(weights.panel_len(nr)).enumerate() {
+                    let u = &u[point * apart(k * nr)..][..k * nr];
                     multiply(kernels, &planes, point, v, u, &mut m[panel * nr..], [pitch(n), (n - panel * nr).min(nr)]);
                 }
             }
@@ -290,9 +296,9 @@ pub(crate) fn weight_grad(cpu: &Cpu, c: Conv2d, x: View, dy: View, mut dw: ViewM
     // The order of the sums depends on the strips, hence not on the threads.
     let strips = grid.strips(STRIP);
     let most = strips.iter().map(|s| grid.tiles(s)).max().unwrap_or(0);
-    let (inputs, gradients) = (Planes::new(c.ci, most).len(), POINTS * most * pitch);
+    let (inputs, gradients) = (Planes::new(c.ci, most).len(), POINTS * apart(most * pitch));
     let at_once = (BLOCK / (inputs + gradients)).clamp(1, strips.len());
-    let products = POINTS * c.ci * pitch;
+    let products = POINTS * apart(c.ci * pitch);
     let mut scratch = cpu.scratch(products + at_once * (inputs + gradients));
     let (m, scratch) = bytemuck::cast_slice_mut::<u8, f32>(scratch.bytes_mut()).split_at_mut(products);
     let parts = cpu.threads.count();
@@ -308,13 +314,13 @@ pub(crate) fn weight_grad(cpu: &Cpu, c: Conv2d, x: View, dy: View, mut dw: ViewM
             }
         });
         let scratch = &*scratch;
-        let work = m.chunks_mut(c.ci * pitch).enumerate().collect::<Vec<_>>();
+        let work = m.chunks_mut(apart(c.ci * pitch)).enumerate().collect::<Vec<_>>();
         cpu.threads.over(pieces(work, parts).into_iter(), |work| {
             for (point, m) in work {
                 for (s, (rows, scratch)) in strips.iter().zip(scratch.chunks(inputs + gradients)).enumerate() {
                     let (v, e) = scratch.split_at(inputs);
                     let planes = Planes::new(c.ci, grid.tiles(rows));
-                    let e = &e[point * planes.tiles * pitch..][..planes.tiles * pitch];
+                    let e = &e[point * apart(planes.tiles * pitch)..][..planes.tiles * pitch];
                     accumulate(kernels, &planes, point, [v, e], m, [pitch, c.co], block + s > 0);
                 }
             }

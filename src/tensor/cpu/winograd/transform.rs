@@ -1,5 +1,5 @@
 //! The transforms between pixels or weights and points, on the channels of a vector at a time.
-use super::{Grid, Images, Planes};
+use super::{Grid, Images, Planes, apart};
 use crate::tensor::cpu::{
     isa::VectorJob,
     lanes::{Lanes, Vectors},
@@ -75,7 +75,7 @@ impl VectorJob for Filters<'_> {
                 let g = from_fn(|a| from_fn(|b| l.load_first(data, at(3 * a + b), len)));
                 for (i, row) in both(l, filter, g).into_iter().enumerate() {
                     for (o, v) in row.into_iter().enumerate() {
-                        l.store(v, u, ((4 * i + o) * k + p) * nr + j);
+                        l.store(v, u, (4 * i + o) * apart(k * nr) + p * nr + j);
                     }
                 }
             }
@@ -173,7 +173,7 @@ impl VectorJob for Gradients<'_> {
                     });
                     for (i, points) in both(l, gradient, d).into_iter().enumerate() {
                         for (j, v) in points.into_iter().enumerate() {
-                            l.store(v, e, ((4 * i + j) * tiles + tile) * pitch + c);
+                            l.store(v, e, (4 * i + j) * apart(tiles * pitch) + tile * pitch + c);
                         }
                     }
                 }
@@ -208,7 +208,8 @@ impl VectorJob for Outputs<'_> {
                 let wide = (width - w).min(2);
                 for c in (0..channels).step_by(L::N) {
                     let len = channels - c;
-                    let points = from_fn(|i| from_fn(|j| l.load(m, ((4 * i + j) * tiles + tile) * pitch + c)));
+                    let points =
+                        from_fn(|i| from_fn(|j| l.load(m, (4 * i + j) * apart(tiles * pitch) + tile * pitch + c)));
                     let bias = bias.map_or(l.zero(), |b| l.load_first(b, c, len));
                     let pixels = both(l, output, points);
                     for (i, pixels) in pixels.into_iter().enumerate().take(high) {
@@ -242,7 +243,7 @@ impl VectorJob for Taps<'_> {
         let Taps { m, pitch, ci, rows, co, mut dw } = self;
         for (at, row) in rows.enumerate() {
             for c in (0..co).step_by(L::N) {
-                let points = from_fn(|i| from_fn(|j| l.load(m, ((4 * i + j) * ci + row) * pitch + c)));
+                let points = from_fn(|i| from_fn(|j| l.load(m, (4 * i + j) * apart(ci * pitch) + row * pitch + c)));
                 for (i, weights) in both(l, taps, points).into_iter().enumerate() {
                     for (j, v) in weights.into_iter().enumerate() {
                         l.store_first(v, dw[3 * i + j], at * co + c, co - c);
