@@ -82,9 +82,17 @@ fn lines(file: &Path) -> usize {
     std::fs::read_to_string(file).map_or(0, |t| t.lines().count())
 }
 
-fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
+fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args([name, &pid.to_string()]).status();
     assert!(sent.is_ok_and(|s| s.success()));
+}
+
+/// The process of a rank, by its log.
+fn pid_of(run: &Path, rank: usize) -> u32 {
+    let log = std::fs::read_to_string(run.join(format!("logs/rank-{rank}.log"))).expect("a log");
+    let (_, after) = log.split_once("pid=").expect("the log names the process");
+    let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().expect("a number")
 }
 
 /// Minibatches of a run that takes a few seconds.
@@ -120,7 +128,7 @@ fn sigterm_writes_a_checkpoint_and_the_run_goes_on_from_it() {
     let mut child = command(&long_run(&cut, &["--workers", "3"])).stdout(Stdio::piped()).spawn().expect("it runs");
     let steps = folder.path().join("cut/steps.jsonl");
     wait_until("some minibatches", || lines(&steps) > 30);
-    signal(&child, "-TERM");
+    signal(child.id(), "-TERM");
     assert!(child.wait().expect("it ends").success(), "told to stop, it ends well");
     let report = std::fs::read_to_string(folder.path().join("cut/report.json")).expect("a report");
     let report: Value = serde_json::from_str(&report).expect("a report");
@@ -190,15 +198,19 @@ fn sigterm_stops_ranks_at_one_minibatch_and_fewer_ranks_go_on() {
     let folder = folder();
     let expected = json(&long_run(&path(&folder, "whole"), &[]));
     let ranks = |n: &str, args: &[&str]| mpirun(&[&["-n", n, PROGRAM], args].concat());
-    for name in ["-TERM", "-USR1"] {
-        let cut = path(&folder, name);
+    for (name, rank) in [("-TERM", None), ("-USR1", None), ("-INT", Some(2)), ("-TERM", Some(0))] {
+        let cut = path(&folder, &format!("{name} {rank:?}"));
         let mut child = ranks("4", &long_run(&cut, &[]));
-        let run = folder.path().join(name);
+        let run = std::path::PathBuf::from(&cut);
         wait_until("some minibatches", || {
             lines(&run.join("steps.jsonl")) > 20 || child.try_wait().is_ok_and(|s| s.is_some())
         });
-        // `mpirun` passes it on to the ranks.
-        signal(&child, name);
+        match rank {
+            // `mpirun` passes it on to the ranks.
+            None => signal(child.id(), name),
+            // Whichever is told, all of them end.
+            Some(rank) => signal(pid_of(&run, rank), name),
+        }
         let ended = end(child);
         let report = std::fs::read_to_string(run.join("report.json"));
         let report = report.unwrap_or_else(|e| panic!("{name}: no report: {e}: {}", text(&ended)));
@@ -206,7 +218,7 @@ fn sigterm_stops_ranks_at_one_minibatch_and_fewer_ranks_go_on() {
         assert_eq!(report["interrupted"], true);
         let stopped = report["steps"].as_u64().expect("a number");
         assert!(stopped < LONG, "it was to be stopped before its end");
-        assert!(ended.status.success() || name == "-TERM", "{name}: {}", text(&ended));
+        assert!(ended.status.success() || (name, rank) == ("-TERM", None), "{name}: {}", text(&ended));
         let resumed = end(ranks("2", &long_run(&cut, &["--resume"])));
         assert!(resumed.status.success(), "{}", text(&resumed));
         let stdout = String::from_utf8_lossy(&resumed.stdout);

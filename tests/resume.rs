@@ -127,6 +127,87 @@ fn a_crash_after_a_checkpoint_loses_only_what_came_after_it() -> Result<()> {
 }
 
 #[test]
+fn an_epoch_that_was_not_reported_is_made_up_for() -> Result<()> {
+    let whole = folder();
+    let expected = outcome(&trainer(Kind::OneFOneB, 1, STEPS, whole.path())?.run()?);
+    let out = folder();
+    // Cut off during the evaluation, after its last minibatch was saved.
+    trainer(Kind::OneFOneB, 2, STEPS, out.path())?.run_with(|session| {
+        while let Some(batch) = session.next_batch()? {
+            session.step(&batch)?;
+        }
+        assert!(session.is_epoch_over() && session.epochs().is_empty());
+        session.save()
+    })?;
+    let resumed = trainer(Kind::OneFOneB, 3, STEPS, out.path())?.resume(out.path()).run()?;
+    assert_eq!(outcome(&resumed), expected);
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_at_the_end_of_an_epoch_has_its_report() -> Result<()> {
+    for kind in [Kind::OneFOneB, Kind::PipeDream] {
+        let (whole, out) = (folder(), folder());
+        let every =
+            |steps, out: &Path| Ok::<_, Error>(trainer(kind, 2, steps, out)?.checkpoints(Every::Minibatches(2), 9));
+        let expected = outcome(&every(STEPS, whole.path())?.run()?);
+        for folder in ["step-000002", "step-000004", "step-000006", "step-000008"] {
+            let from = whole.path().join("checkpoints").join(folder);
+            let again = every(STEPS, out.path().join(folder).as_path())?.resume(from).run()?;
+            assert_eq!(outcome(&again), expected, "{kind} from {folder}");
+        }
+        // A run that has ended ends again, where it did.
+        let again = every(PER_EPOCH, &out.path().join("two"))?.run()?;
+        let ended = every(PER_EPOCH, &out.path().join("two"))?.resume(out.path().join("two")).run()?;
+        assert_eq!(outcome(&ended), outcome(&again));
+        assert_eq!(ended.epochs, again.epochs);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_run_that_reached_its_goal_has_ended() -> Result<()> {
+    let out = folder();
+    let run = || Ok::<_, Error>(trainer(Kind::OneFOneB, 2, 99, out.path())?.until(0.01));
+    let first = run()?.run()?;
+    assert_eq!(first.steps, PER_EPOCH);
+    assert_eq!(outcome(&run()?.resume(out.path()).run()?), outcome(&first));
+    // The hook hears of the epochs before, and what it says of the last one counts.
+    let heard = std::sync::Arc::new(Mutex::new(Vec::new()));
+    let hook = |stop: u64| {
+        let heard = heard.clone();
+        move |r: &pipewright::train::EpochReport| {
+            heard.lock().expect("no panic").push(r.epoch);
+            match r.epoch {
+                e if e == stop => Control::Stop,
+                0 => Control::Keep,
+                _ => Control::Continue,
+            }
+        }
+    };
+    let hooked =
+        |stop| Ok::<_, Error>(trainer(Kind::OneFOneB, 2, 99, out.path())?.on_epoch(hook(stop)).resume(out.path()));
+    assert_eq!(hooked(2)?.run()?.steps, 3 * PER_EPOCH);
+    assert_eq!(hooked(2)?.run()?.steps, 3 * PER_EPOCH);
+    assert_eq!(*heard.lock().expect("no panic"), [0, 1, 2, 0, 1, 2]);
+    // Its weights were kept though the run before knew no hook.
+    assert!(out.path().join("best/step-000004").is_dir());
+    Ok(())
+}
+
+#[test]
+fn a_folder_belongs_to_one_run_at_a_time() -> Result<()> {
+    let out = folder();
+    let second = || trainer(Kind::GPipe, 2, STEPS, out.path())?.run();
+    trainer(Kind::OneFOneB, 1, STEPS, out.path())?.run_with(|_| {
+        let error = second().expect_err("the folder is taken").to_string();
+        assert!(error.contains("another run is writing there"), "{error}");
+        Ok(())
+    })?;
+    second().map(|_| ())
+}
+
+#[test]
 fn an_asynchronous_run_goes_on_from_where_it_was_drained() -> Result<()> {
     for kind in [Kind::PipeDream, Kind::PipeDreamVertical] {
         let whole = folder();

@@ -16,13 +16,18 @@ const UNDER_WAY: usize = 64;
 /// Before each minibatch the first worker says to every other whether the minibatch `ahead` minibatches later is run. So the
 /// others have that word long before they need it, and nobody waits for it; the run ends `ahead` minibatches after it was told
 /// to stop. `ahead` should be the number of minibatches that are in flight at once.
+///
+/// The other way every worker says to the first one, before each minibatch, whether it was told to stop itself. The first worker
+/// listens `ahead` minibatches later, when that word must have come.
 pub struct Lead {
     device: Device,
     ahead: u64,
     /// Minibatches asked for.
     asked: u64,
-    /// Words that were received, or sent.
+    /// Words of the first worker that were received, or sent.
     words: u64,
+    /// On the first worker: words of each of the others that were received.
+    heard: u64,
     /// Whether one of them, always the last, was to stop; on the first worker: before which of the minibatches asked for.
     stop: Option<u64>,
     /// Sends that may not have ended, oldest first.
@@ -39,11 +44,20 @@ impl Lead {
     pub fn new(device: &Device, ahead: u64) -> Result<Lead> {
         let word = |go: u8| Tensor::from_host(&[go], &[1], device);
         let tensors = [word(0)?, word(1)?];
-        Ok(Lead { device: device.clone(), ahead, asked: 0, words: 0, stop: None, sent: VecDeque::new(), tensors })
+        Ok(Lead {
+            device: device.clone(),
+            ahead,
+            asked: 0,
+            words: 0,
+            heard: 0,
+            stop: None,
+            sent: VecDeque::new(),
+            tensors,
+        })
     }
 
     /// Whether the next minibatch is run: the same on all workers, who ask before each of them. `stop` is whether this worker was
-    /// told to stop, which counts on the first one.
+    /// told to stop.
     ///
     /// # Errors
     /// If another worker fails, or has not asked as often as this one.
@@ -51,45 +65,60 @@ impl Lead {
         let number = self.asked;
         self.asked += 1;
         if transport.rank() > 0 {
+            self.send(transport, 0, number, !stop)?;
             // Of the first ones nobody says anything: they are run.
             if number >= self.ahead {
                 self.receive(transport)?;
             }
             return Ok(self.stop.is_none());
         }
+        let stop = stop | (number >= self.ahead && self.hear(transport)?);
         if self.stop.is_none() {
             self.stop = stop.then_some(number + self.ahead);
-            self.send(transport)?;
+            for to in 1..transport.size() {
+                self.send(transport, to, self.words, self.stop.is_none())?;
+            }
+            self.words += 1;
         }
         Ok(self.stop.is_none_or(|at| number < at))
     }
 
-    fn send(&mut self, transport: &mut dyn Transport) -> Result<()> {
-        let word = self.tensors[usize::from(self.stop.is_none())].clone();
-        let (mb, dtype, shape) = (self.words, DType::U8, vec![1]);
-        let size = transport.size();
-        for to in 1..size {
-            let header = Header { edge: 0, backward: false, mb, version: 0, dtype, shape: shape.clone() };
-            self.sent.push_back(transport.send(to, CHANNEL, header, &word)?);
+    fn send(&mut self, transport: &mut dyn Transport, to: usize, mb: u64, go: bool) -> Result<()> {
+        let word = self.tensors[usize::from(go)].clone();
+        let header = Header { edge: 0, backward: false, mb, version: 0, dtype: DType::U8, shape: vec![1] };
+        self.sent.push_back(transport.send(to, CHANNEL, header, &word)?);
+        let most = UNDER_WAY * transport.size();
+        self.settle(transport, most)
+    }
+
+    /// The next word of each of the others: whether one was told to stop.
+    fn hear(&mut self, transport: &mut dyn Transport) -> Result<bool> {
+        let mut stop = false;
+        for from in 1..transport.size() {
+            stop |= !self.word(transport, from, self.heard)?;
         }
-        self.words += 1;
-        self.settle(transport, UNDER_WAY * size)
+        self.heard += 1;
+        Ok(stop)
+    }
+
+    /// Word number `want` of worker `from`: whether it is to go on.
+    fn word(&self, transport: &mut dyn Transport, from: usize, want: u64) -> Result<bool> {
+        let ticket = transport.post_recv(from, CHANNEL, 1, &self.device)?;
+        let (header, word) = transport.wait(ticket)?.ok_or_else(|| Error::transport("a receive without a message"))?;
+        if header.mb != want {
+            let got = header.mb;
+            return Err(Error::transport(format!("word {want} of worker {from} expected, got word {got}")));
+        }
+        Ok(word.to_host::<u8>()? != [0])
     }
 
     fn receive(&mut self, transport: &mut dyn Transport) -> Result<()> {
         if self.stop.is_some() {
             return Ok(());
         }
-        let ticket = transport.post_recv(0, CHANNEL, 1, &self.device)?;
-        let (header, word) = transport.wait(ticket)?.ok_or_else(|| Error::transport("a receive without a message"))?;
-        if header.mb != self.words {
-            let (want, got) = (self.words, header.mb);
-            return Err(Error::transport(format!("word {want} of worker 0 expected, got word {got}")));
-        }
+        let goes_on = self.word(transport, 0, self.words)?;
         self.words += 1;
-        if word.to_host::<u8>()? == [0] {
-            self.stop = Some(self.words);
-        }
+        self.stop = (!goes_on).then_some(self.words);
         Ok(())
     }
 
@@ -108,8 +137,14 @@ impl Lead {
     /// # Errors
     /// If another worker fails.
     pub fn finish(&mut self, transport: &mut dyn Transport) -> Result<()> {
-        while transport.rank() > 0 && self.words < self.asked && self.stop.is_none() {
-            self.receive(transport)?;
+        if transport.rank() == 0 {
+            while self.heard < self.asked {
+                self.hear(transport)?;
+            }
+        } else {
+            while self.words < self.asked && self.stop.is_none() {
+                self.receive(transport)?;
+            }
         }
         self.settle(transport, 0)
     }

@@ -333,6 +333,11 @@ impl<'t> Engine<'t> {
         gather::share(self.worker.transport(), mine)
     }
 
+    /// Whether any worker says so.
+    pub fn any(&mut self, mine: bool) -> Result<bool> {
+        Ok(self.gather(&mine)?.contains(&true))
+    }
+
     /// A hash of all weights and node states, in order of their names: the same for every partition.
     pub fn weights_sha256(&mut self) -> Result<String> {
         let mut mine: Vec<(String, String)> = Vec::new();

@@ -9,7 +9,10 @@ use crate::{
         transport::Transport,
     },
 };
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{File, TryLockError},
+    path::{Path, PathBuf},
+};
 
 /// What a run must have in common with one that it goes on from, a line a matter.
 pub(super) fn identity(recipe: &Recipe, data: &Data) -> String {
@@ -60,6 +63,37 @@ pub(super) fn refuse_to_mix(files: &Files) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Keeps other runs out of the run's folder for as long as the first worker holds what this returns. No worker returns before the
+/// folder is this run's.
+///
+/// # Errors
+/// If another run that has not ended writes there.
+pub(super) fn lock(files: &Files, transport: &mut dyn Transport) -> Result<Option<File>> {
+    let Some(out) = &files.out else { return Ok(None) };
+    let held = if transport.rank() == 0 { Some(lock_folder(out)?) } else { None };
+    transport.all_gather(&[])?;
+    Ok(held)
+}
+
+fn lock_folder(out: &Path) -> Result<File> {
+    let io = |e| Error::io(out, e);
+    std::fs::create_dir_all(out).map_err(io)?;
+    let file = File::options().create(true).append(true).open(out.join("lock")).map_err(io)?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            let out = out.display();
+            Err(Error::config(format!(
+                "{out}: another run is writing there: wait for its end, or choose another folder"
+            )))
+        }
+        Err(TryLockError::Error(e)) => {
+            tracing::warn!("{}: cannot be locked against other runs: {e}", out.display());
+            Ok(file)
+        }
+        Ok(()) => Ok(file),
+    }
 }
 
 /// The checkpoint that a run goes on from, the same on every worker: the one in `folder`, or the newest of the run in `folder`.

@@ -44,8 +44,10 @@ pub struct Session<'t> {
     reading: Option<Reading>,
     interrupted: bool,
     tally: Tally,
-    /// The minibatch before which the last checkpoint stands.
-    saved: Option<u64>,
+    /// The last checkpoint, and the minibatch before which it stands.
+    saved: Option<(u64, PathBuf)>,
+    /// Whether a checkpoint is to be written at the end of the epoch, which waits for its report.
+    due: bool,
     /// The last report, if nothing was trained on since.
     reported: Option<Report>,
 }
@@ -98,7 +100,8 @@ impl<'t> Session<'t> {
             end: u64::MAX,
             reading: None,
             interrupted: false,
-            saved: found.as_ref().map(|f| f.position().minibatch),
+            saved: found.as_ref().map(|f| (f.position().minibatch, f.folder().to_path_buf())),
+            due: false,
             reported: None,
         };
         session.introduce(rank, found.is_some())?;
@@ -166,6 +169,19 @@ impl<'t> Session<'t> {
     /// Minibatches of an epoch.
     pub fn batches_per_epoch(&self) -> u64 {
         self.sampler.batches_per_epoch()
+    }
+
+    /// The reports of all epochs so far, also of the run that this one goes on from, each as of its last report.
+    pub fn epochs(&self) -> &[EpochReport] {
+        &self.tally.history.epochs
+    }
+
+    /// Whether the epoch of the last minibatch is complete and was not reported on: [`end_epoch`](Session::end_epoch) comes next,
+    /// also in a run that goes on from a checkpoint which was written there.
+    pub fn is_epoch_over(&self) -> bool {
+        let next = self.next_minibatch();
+        let epoch = self.epoch();
+        next > 0 && next.is_multiple_of(self.batches_per_epoch()) && self.epochs().iter().all(|e| e.epoch + 1 != epoch)
     }
 
     /// Whether the run was told to stop (by SIGTERM or SIGINT). Then there are no further minibatches.
@@ -237,6 +253,7 @@ impl<'t> Session<'t> {
     pub fn step(&mut self, minibatch: &Minibatch) -> Result<()> {
         let number = minibatch.number;
         self.reported = None;
+        self.save_if_due()?;
         self.tally.go();
         self.engine.train(minibatch)?;
         self.tally.fed(number, minibatch.ids.len());
@@ -245,13 +262,16 @@ impl<'t> Session<'t> {
         let full = minibatch.ids.len() == self.recipe().settings.batch;
         let (misses, stages) = (self.engine.worker().device().memory().misses, self.plan().stages().len());
         self.tally.count_misses(misses, number, full, stages);
-        if let Every::Minibatches(n) = self.files.every
-            && (number + 1).is_multiple_of(n)
-            && let Some(root) = self.files.checkpoints()
-        {
-            self.save_in(&root, self.files.keep)?;
+        self.due = matches!(self.files.every, Every::Minibatches(n) if (number + 1).is_multiple_of(n));
+        // At the end of an epoch it waits for the report, which belongs to what it keeps.
+        if self.is_epoch_over() { Ok(()) } else { self.save_if_due() }
+    }
+
+    fn save_if_due(&mut self) -> Result<()> {
+        match self.files.checkpoints() {
+            Some(root) if std::mem::take(&mut self.due) => self.save_in(&root, self.files.keep).map(|_| ()),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Forgets the times, samples and instructions counted so far: for measurements after a warm-up. The pipeline stays full.
@@ -271,7 +291,8 @@ impl<'t> Session<'t> {
     }
 
     /// Finishes what is in flight, evaluates on the test set if there is one, and reports on the epoch so far: the same on every
-    /// worker.
+    /// worker. At the end of an epoch it then writes the checkpoint that is due. If any worker was told to stop meanwhile, there
+    /// are no further minibatches.
     ///
     /// # Errors
     /// If nothing was trained on yet; with rank, stage, micro-batch and operation.
@@ -295,9 +316,9 @@ impl<'t> Session<'t> {
         tracing::info!("{}", report.summary());
         self.tally.report(report);
         let is_whole = self.next_minibatch().is_multiple_of(self.batches_per_epoch());
-        if let (Every::Epoch, true, Some(root)) = (self.files.every, is_whole, self.files.checkpoints()) {
-            self.save_in(&root, self.files.keep)?;
-        }
+        self.due |= is_whole && self.files.every == Every::Epoch;
+        self.save_if_due()?;
+        self.interrupted |= self.engine.any(faults::stop_requested())?;
         Ok(report)
     }
 
@@ -354,16 +375,19 @@ impl<'t> Session<'t> {
 
     /// Writes what [`save`](Session::save) writes where nothing else is wanted at the end of a run.
     pub(super) fn save_at_end(&mut self) -> Result<()> {
-        let wanted = self.interrupted || self.files.every != Every::Never;
-        match self.files.checkpoints() {
-            Some(root) if wanted && self.saved != Some(self.next_minibatch()) => {
-                let folder = self.save_in(&root, self.files.keep)?;
-                if self.interrupted {
-                    self.say(|| format!("stopped; to go on, resume from {}", folder.display()));
-                }
-            }
-            None if self.interrupted => self.say(|| "stopped; without a folder nothing was saved".into()),
-            _ => {}
+        let next = self.next_minibatch();
+        let is_saved = |saved: &Option<(u64, PathBuf)>| saved.as_ref().is_some_and(|(at, _)| *at == next);
+        if (self.interrupted || self.files.every != Every::Never)
+            && !is_saved(&self.saved)
+            && let Some(root) = self.files.checkpoints()
+        {
+            self.save_in(&root, self.files.keep)?;
+        }
+        if self.interrupted {
+            self.say(|| match &self.saved {
+                Some((at, folder)) if *at == next => format!("stopped; to go on, resume from {}", folder.display()),
+                _ => "stopped; without a folder nothing was saved".into(),
+            });
         }
         Ok(())
     }
@@ -387,7 +411,7 @@ impl<'t> Session<'t> {
         let folder = saving::save(&mut self.engine, root, &position, keep)?;
         tracing::info!("checkpoint {}", folder.display());
         if self.files.checkpoints().is_some_and(|r| r == root) {
-            self.saved = Some(next);
+            self.saved = Some((next, folder.clone()));
         }
         Ok(folder)
     }

@@ -35,7 +35,7 @@ impl Sums {
 pub(super) struct History {
     /// Epochs that were reported, each as of its last report.
     pub epochs: Vec<EpochReport>,
-    /// Sums of epochs that are not complete.
+    /// Sums of epochs that are not complete, or not reported.
     pub sums: BTreeMap<u64, Sums>,
 }
 
@@ -190,7 +190,9 @@ impl Tally {
     /// What a checkpoint before minibatch `next` keeps; `sums` is what the worker with the loss has counted.
     pub fn kept(&self, next: u64, sums: &BTreeMap<u64, Sums>) -> History {
         let epoch = self.epoch(next);
-        let epochs = self.history.epochs.iter().filter(|e| e.epoch < epoch).cloned().collect();
-        History { epochs, sums: sums.range(epoch..).map(|(&e, &s)| (e, s)).collect() }
+        let epochs: Vec<EpochReport> = self.history.epochs.iter().filter(|e| e.epoch < epoch).cloned().collect();
+        let is_open = |e: u64| e >= epoch || epochs.iter().all(|report| report.epoch != e);
+        let sums = sums.iter().filter(|(e, _)| is_open(**e)).map(|(&e, &s)| (e, s)).collect();
+        History { epochs, sums }
     }
 }

@@ -46,6 +46,7 @@ pub struct Trainer {
     workers: usize,
     files: Files,
     quiet: bool,
+    signals: bool,
     hook: Option<Hook>,
 }
 
@@ -70,6 +71,7 @@ impl Trainer {
             workers: 1,
             files: Files::default(),
             quiet: false,
+            signals: true,
             hook: None,
         }
     }
@@ -179,7 +181,15 @@ impl Trainer {
         Trainer { quiet: yes, ..self }
     }
 
-    /// Calls `hook` after each epoch on the first worker; all workers do as it says. For early stop and keep-best.
+    /// Whether SIGTERM, SIGINT and SIGUSR1 end the run after the minibatch at hand, with a checkpoint, as they do unless told
+    /// otherwise. If not, they do what they did before.
+    pub fn handle_signals(self, yes: bool) -> Trainer {
+        Trainer { signals: yes, ..self }
+    }
+
+    /// Calls `hook` after each epoch on the first worker; all workers do as it says. For early stop and keep-best. A run that
+    /// goes on from a checkpoint first calls it for each epoch before, so that it remembers what it saw; what it says
+    /// of the last one counts.
     pub fn on_epoch(self, hook: impl Fn(&EpochReport) -> Control + Send + Sync + 'static) -> Trainer {
         Trainer { hook: Some(Arc::new(hook)), ..self }
     }
@@ -218,8 +228,11 @@ impl Trainer {
         saving::refuse_to_mix(&self.files)?;
         let (files, told) = (self.files, format!("{:?}", self.limits));
         let task = Task { recipe, data: self.data, files, told, quiet: self.quiet };
-        faults::catch_signals()?;
+        if self.signals {
+            faults::catch_signals()?;
+        }
         launch(self.workers, |transport| {
+            let _lock = saving::lock(&task.files, transport)?;
             let _log = log::attach(task.files.out.as_deref(), transport.rank(), task.files.resume.is_some())?;
             let mut run = || {
                 let mut session = Session::open(&task, transport)?;
@@ -235,37 +248,63 @@ impl Trainer {
 
 /// The loop of [`Trainer::run`].
 fn epochs(session: &mut Session, limits: &Limits, hook: Option<&Hook>, quiet: bool) -> Result<Report> {
-    let per_epoch = session.batches_per_epoch();
-    let end = limits.steps.unwrap_or(u64::MAX).min(limits.epochs.saturating_mul(per_epoch));
+    let end = limits.steps.unwrap_or(u64::MAX).min(limits.epochs.saturating_mul(session.batches_per_epoch()));
     session.stop_at(end);
-    while session.next_minibatch() < end {
-        let left = end.min((session.epoch() + 1) * per_epoch) - session.next_minibatch();
-        let bar = bar(session.rank() > 0 || quiet, session.epoch(), left);
-        let (start, mut samples) = (Instant::now(), 0);
-        while let Some(batch) = session.next_batch()? {
-            session.step(&batch)?;
-            samples += batch.ids.len();
-            bar.inc(1);
-            bar.set_message(format!("{:.0} samples/s", samples as f64 / start.elapsed().as_secs_f64()));
-        }
-        bar.finish_and_clear();
-        if session.interrupted() {
-            break;
+    let mut goes_on = catch_up(session, limits, hook)?;
+    while goes_on && (session.next_minibatch() < end || session.is_epoch_over()) {
+        if !session.is_epoch_over() {
+            rest_of_epoch(session, end, quiet)?;
+            if session.interrupted() {
+                break;
+            }
         }
         let report = session.end_epoch()?;
         session.say(|| report.summary());
-        let reached = limits.until.is_some_and(|goal| report.test_accuracy.is_some_and(|a| a >= goal));
-        let wish = hook.filter(|_| session.rank() == 0).map_or(Control::Continue, |h| h(&report));
-        let wishes = session.gather(&wish)?;
-        if wishes.contains(&Control::Keep) {
-            session.keep_best()?;
-        }
-        if reached || wishes.contains(&Control::Stop) {
-            break;
-        }
+        goes_on = heed(session, &report, limits, hook, true)? && !session.interrupted();
     }
     session.save_at_end()?;
     session.report()
+}
+
+/// Trains on the minibatches of this epoch that are left, at most up to number `end`.
+fn rest_of_epoch(session: &mut Session, end: u64, quiet: bool) -> Result<()> {
+    let left = end.min((session.epoch() + 1) * session.batches_per_epoch()) - session.next_minibatch();
+    let bar = bar(session.rank() > 0 || quiet, session.epoch(), left);
+    let (start, mut samples) = (Instant::now(), 0);
+    while let Some(batch) = session.next_batch()? {
+        session.step(&batch)?;
+        samples += batch.ids.len();
+        bar.inc(1);
+        bar.set_message(format!("{:.0} samples/s", samples as f64 / start.elapsed().as_secs_f64()));
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Does what the end of an epoch asks for; `keep`: also the keeping of its weights, which are those of now. Whether training goes
+/// on.
+fn heed(session: &mut Session, report: &EpochReport, limits: &Limits, hook: Option<&Hook>, keep: bool) -> Result<bool> {
+    let reached = limits.until.is_some_and(|goal| report.test_accuracy.is_some_and(|a| a >= goal));
+    let wish = hook.filter(|_| session.rank() == 0).map_or(Control::Continue, |h| h(report));
+    let wishes = session.gather(&wish)?;
+    if keep && wishes.contains(&Control::Keep) {
+        session.keep_best()?;
+    }
+    Ok(!reached && !wishes.contains(&Control::Stop))
+}
+
+/// Tells the hook of the epochs before, and heeds the last of them as the run would have that ended after it. Whether training
+/// goes on.
+fn catch_up(session: &mut Session, limits: &Limits, hook: Option<&Hook>) -> Result<bool> {
+    let reports = session.epochs().to_vec();
+    let Some((last, before)) = reports.split_last() else { return Ok(true) };
+    if let Some(hook) = hook.filter(|_| session.rank() == 0) {
+        before.iter().for_each(|report| {
+            hook(report);
+        });
+    }
+    let is_now = session.next_minibatch() == (last.epoch + 1) * session.batches_per_epoch();
+    heed(session, last, limits, hook, is_now)
 }
 
 /// A progress bar over `len` minibatches, if somebody watches.
