@@ -7,7 +7,7 @@ use pipewright::{
     Result,
     tensor::{
         CpuOptions, DType, Device, Isa, Philox, Tensor,
-        backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Pool2d, Reduce, SgdStep, Unary},
+        backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Lstm, Pool2d, Reduce, SgdStep, Unary},
     },
 };
 use proptest::prelude::*;
@@ -83,6 +83,11 @@ proptest! {
     #[test]
     fn attention(n in size(3), t in 1..150usize, heads in 1..4usize, d in 1..40usize, causal: bool) {
         attend(Attention { n, t, heads, d, causal })?;
+    }
+
+    #[test]
+    fn lstm(n in size(20), t in 1..6usize, d in 1..50usize, started: bool, last: bool) {
+        recur(Lstm { n, t, d }, started, last)?;
     }
 
     #[test]
@@ -355,6 +360,24 @@ fn attend(a: Attention) -> TestResult {
     )
 }
 
+/// Few tokens: what each adds to the error the next ones pass on.
+fn recur(l: Lstm, started: bool, last: bool) -> TestResult {
+    agree_within(
+        |x| {
+            let state = |name: &str| x.get(name, &l.state_shape());
+            let w = x.range("w", &l.w_shape(), -0.3, 0.3);
+            let (start, dlast) = (started.then(|| [state("h"), state("c")]), last.then(|| [state("dh"), state("dc")]));
+            let given = x.range("gates", &l.gates_shape(), -2.0, 2.0);
+            let kept = given.clone();
+            let [gates, y, c] = given.lstm(l, &w, start.as_ref().map(|s| s.each_ref()))?;
+            let (c0, dlast) = (start.as_ref().map(|[_, c]| c), dlast.as_ref().map(|d| d.each_ref()));
+            let (da, dstart) = x.get("dy", &l.y_shape()).lstm_grad(l, &w, [&gates, &c], c0, dlast)?;
+            Ok([vec![da, gates, y, c, kept], dstart.into_iter().flatten().collect()].concat())
+        },
+        |_, _, w| EPS * (8.0 * l.d as f64 + 100.0) * (w.abs() + 1.0),
+    )
+}
+
 fn embed(m: usize, v: usize, d: usize) -> TestResult {
     agree_within(|x| Ok(vec![x.get("table", &[v, d]).embedding(&ids(x, m, v)?)?]), |_, _, _| 0.0)?;
     agree_linear(m, |x| Ok(vec![x.get("dy", &[m, d]).embedding_grad(v, &ids(x, m, v)?)?]))
@@ -427,6 +450,8 @@ fn large_everything() -> Result<(), TestCaseError> {
     losses(700, 130, 0.1, true)?;
     attend(Attention { n: 2, t: 300, heads: 3, d: 33, causal: true })?;
     attend(Attention { n: 1, t: 270, heads: 1, d: 64, causal: false })?;
+    recur(Lstm { n: 33, t: 3, d: 290 }, true, true)?;
+    recur(Lstm { n: 5, t: 4, d: 300 }, false, false)?;
     embed(900, 300, 120)?;
     drop_out(7, 100, 150, 0.3)?;
     steps(90_001, true, false, true)?;

@@ -63,6 +63,11 @@ fn settings_that_make_no_sense() {
     refused(MultiHeadAttention::new(6, 2), &[6], Shape, &["x[n,t,6] of one token or more expected", "[2, 6]"]);
     refused(MultiHeadAttention::new(6, 2), &[0, 6], Shape, &["[2, 0, 6]"]);
     refused(MultiHeadAttention::new(usize::MAX, 1), &[1, 6], Shape, &["too large"]);
+    refused(Lstm::new(0, 3), &[5, 0], Config, &["lstm: inputs must be 1 or more"]);
+    refused(Lstm::new(3, 0), &[5, 3], Config, &["lstm: hidden"]);
+    refused(Lstm::new(3, 2), &[5, 4], Shape, &["x[n,t,3] of one token or more expected", "[2, 5, 4]"]);
+    refused(Lstm::new(3, 2), &[3], Shape, &["x[n,t,3] expected", "[2, 3]"]);
+    refused(Lstm::new(3, usize::MAX), &[5, 3], Shape, &["too large"]);
     refused(CrossEntropy::new(), &[3], ErrorKind::Graph, &["a value and a target expected, got 1"]);
 }
 
@@ -176,5 +181,18 @@ fn dropout_depends_on_seed_step_sample_and_node_only() -> Result<()> {
     let dropped = whole.iter().filter(|&&v| v == 0.0).count();
     assert!((40..110).contains(&dropped), "{dropped} of 300");
     assert!(pass(1, 2, "d", &[7, 8, 9], Mode::Eval)?.iter().all(|&v| v == 1.0));
+    Ok(())
+}
+
+#[test]
+fn states_of_an_lstm_must_fit() -> Result<()> {
+    let mut g = Graph::new();
+    let (x, h, wrong) = (g.input("x", [5, 3]), g.input("h", [2]), g.input("c", [4]));
+    let error = |e: Result<Value>| e.expect_err("an error").to_string();
+    assert!(error(g.add(Lstm::new(3, 2), [x, h])).contains("got 2 inputs"));
+    assert!(error(g.add(Lstm::new(3, 2), [x, h, wrong])).contains("a state [2,2] expected, got [2, 4]"));
+    let y = g.add(Lstm::new(3, 2), [x, h, h])?;
+    let shapes = [0, 1, 2].map(|output| g.shape(Value { output, ..y }, 4, DType::F32).1);
+    assert_eq!(shapes, [vec![4, 5, 2], vec![4, 2], vec![4, 2]]);
     Ok(())
 }

@@ -13,6 +13,7 @@ mod graph;
 mod init;
 mod linear;
 mod loss;
+mod lstm;
 mod norm;
 mod pool2d;
 mod shape;
@@ -26,6 +27,7 @@ pub use graph::{Graph, Node, NodeId, NodeKind, Param, ParamId, Sequential, Value
 pub use init::Init;
 pub use linear::Linear;
 pub use loss::{CrossEntropy, Mse};
+pub use lstm::Lstm;
 pub use norm::{BatchNorm, LayerNorm};
 pub use pool2d::{AvgPool2d, GlobalAvgPool, MaxPool2d};
 pub use shape::{Add, Concat, Flatten, Reshape};
@@ -173,6 +175,7 @@ pub const ZOO: &[fn() -> Vec<Example>] = &[
     Embedding::examples,
     PositionEmbedding::examples,
     MultiHeadAttention::examples,
+    Lstm::examples,
     CrossEntropy::examples,
     Mse::examples,
 ];

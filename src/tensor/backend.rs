@@ -329,6 +329,47 @@ impl Attention {
     }
 }
 
+/// Long short-term memory, run over a sequence: the recurrent part of gates `i, f, g, o`, each of d units.
+///
+/// With `a[n,4d]` what a token's input gives to the gates and h, c the state of before: a ← a + h·wᵀ; i, f, o = σ(a) and
+/// g = tanh(a); c ← f·c + i·g; h ← o·tanh(c).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lstm {
+    /// Samples.
+    pub n: usize,
+    /// Tokens of a sample.
+    pub t: usize,
+    /// Units.
+    pub d: usize,
+}
+
+impl Lstm {
+    /// The shape of h and of c after every token.
+    pub fn y_shape(&self) -> [usize; 3] {
+        [self.n, self.t, self.d]
+    }
+
+    /// The shape of the gates.
+    pub fn gates_shape(&self) -> [usize; 3] {
+        [self.n, self.t, 4 * self.d]
+    }
+
+    /// The shape of w.
+    pub fn w_shape(&self) -> [usize; 2] {
+        [4 * self.d, self.d]
+    }
+
+    /// The shape of a state.
+    pub fn state_shape(&self) -> [usize; 2] {
+        [self.n, self.d]
+    }
+
+    /// Multiply-adds of the products of all tokens, times two: forward, and as many backward.
+    pub fn flops(&self) -> u64 {
+        2 * (self.n * self.t * 4 * self.d * self.d) as u64
+    }
+}
+
 /// Cross-entropy of `logits[m,v]` against `classes[m]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropy {
@@ -496,6 +537,23 @@ pub trait Backend: Send + Sync {
     fn attention(&self, a: Attention, qkv: View, y: ViewMut, lse: ViewMut) -> Result<()>;
     /// `dqkv[n,t,3,heads,d]` from qkv, `[y, lse]` of the forward pass, and dy.
     fn attention_grad(&self, a: Attention, qkv: View, kept: [View; 2], dy: View, dqkv: ViewMut) -> Result<()>;
+
+    /// See [`Lstm`]: `gates[n,t,4d]` from what the inputs give to them, `y[n,t,d]` and `c[n,t,d]` from `w[4d,d]` and the state
+    /// `[h, c]` to start with, each `[n,d]`; zeros without.
+    fn lstm(&self, l: Lstm, w: View, start: Option<[View; 2]>, gates: InOut, y: ViewMut, c: ViewMut) -> Result<()>;
+    /// `da[n,t,4d]`, the gradient of what the inputs give to the gates, from gates and c of the forward pass, `dy[n,t,d]` and that
+    /// of the last state (zeros without); and of the state to start with: of `dstart` the first is leftovers where there is no c0.
+    fn lstm_grad(
+        &self,
+        l: Lstm,
+        w: View,
+        kept: [View; 2],
+        c0: Option<View>,
+        dy: View,
+        dlast: Option<[View; 2]>,
+        da: ViewMut,
+        dstart: [ViewMut; 2],
+    ) -> Result<()>;
 
     /// `loss[1]` = the sum over rows, `correct[1]` = rows whose largest logit is the class's, `prob[m,v]` = softmax, kept for the
     /// gradient. `classes` is i64, i32 or u8; one outside 0..v that is not ignored is an error.

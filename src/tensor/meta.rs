@@ -3,7 +3,7 @@
 //! A multiply-add counts as two operations, a transcendental function as one; each operand's bytes count once.
 use super::{
     Backend, InOut, Pool, View, ViewMut,
-    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
+    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Lstm, Pool2d, Reduce, SgdStep, Unary},
 };
 use crate::Result;
 use std::sync::{
@@ -192,6 +192,26 @@ impl Backend for Meta {
     }
     fn attention_grad(&self, a: Attention, qkv: View, [y, lse]: [View; 2], dy: View, dqkv: ViewMut) -> Result<()> {
         self.count(5 * a.flops(), &[read(&qkv), read(&y), read(&lse), read(&dy), written(&dqkv)])
+    }
+    fn lstm(&self, l: Lstm, w: View, start: Option<[View; 2]>, gates: InOut, y: ViewMut, c: ViewMut) -> Result<()> {
+        let start = start.map_or(0, |[h, c]| read(&h) + read(&c));
+        let pointwise = 5 * written(&y) / y.dtype.size() as u64;
+        self.count(l.flops() + pointwise, &[read(&w), start, both(&gates), written(&y), written(&c)])
+    }
+    fn lstm_grad(
+        &self,
+        l: Lstm,
+        w: View,
+        [gates, c]: [View; 2],
+        c0: Option<View>,
+        dy: View,
+        dlast: Option<[View; 2]>,
+        da: ViewMut,
+        [dh0, dc0]: [ViewMut; 2],
+    ) -> Result<()> {
+        let states = dlast.map_or(0, |[h, c]| read(&h) + read(&c)) + c0.map_or(0, |c| read(&c));
+        let kept = [read(&w), read(&gates), read(&c), states, read(&dy)];
+        self.count(l.flops() + 20 * len(&dy), &[&kept[..], &[written(&da), written(&dh0), written(&dc0)]].concat())
     }
     fn cross_entropy(
         &self,

@@ -3,7 +3,7 @@
 //! Letters as in [`backend`](super::backend). Errors name the operand, what was expected, and what came.
 use super::{
     DType, Tensor,
-    backend::{AdamStep, Attention, Conv2d, CrossEntropy, Dropout, Pool2d, SgdStep},
+    backend::{AdamStep, Attention, Conv2d, CrossEntropy, Dropout, Lstm, Pool2d, SgdStep},
     ops::{contiguous_all, view_of},
     same_device, update_many,
 };
@@ -268,6 +268,60 @@ impl Tensor {
         Tensor::build(&self.device, self.dtype, qkv.shape(), |b, dqkv| {
             b.attention_grad(a, split.view(), [y.view(), lse.view()], dy.view(), dqkv)
         })
+    }
+
+    // ---- recurrence ----
+
+    /// From what the inputs give to the gates (self, `[n,t,4d]`), `w[4d,d]` and the state `[h, c]` to start with (zeros without):
+    /// the gates, `y[n,t,d]` and `c[n,t,d]`.
+    pub fn lstm(mut self, l: Lstm, w: &Tensor, start: Option<[&Tensor; 2]>) -> Result<[Tensor; 3]> {
+        self.expect("lstm", "gates", &self, self.dtype, &l.gates_shape())?;
+        w.expect("lstm", "w", &self, self.dtype, &l.w_shape())?;
+        let start = start.map(|[h, c]| self.state("lstm", l, [h, c])).transpose()?;
+        let w = w.contiguous()?;
+        let mut y = Tensor::uninit(&self.device, self.dtype, &l.y_shape())?;
+        let mut c = Tensor::uninit(&self.device, self.dtype, &l.y_shape())?;
+        self.update(|b, gates| {
+            let start = start.as_ref().map(|s| s.each_ref().map(Tensor::view));
+            b.lstm(l, w.view(), start, gates, y.view_mut()?, c.view_mut()?)
+        })?;
+        Ok([self, y, c])
+    }
+
+    /// From dy (self), the gradient of the last state `[h, c]`, and gates and c that [`lstm`](Tensor::lstm) gave: the gradient of
+    /// what the inputs give to the gates, and that of the state to start with, which is nothing without c0.
+    pub fn lstm_grad(
+        &self,
+        l: Lstm,
+        w: &Tensor,
+        kept: [&Tensor; 2],
+        c0: Option<&Tensor>,
+        dlast: Option<[&Tensor; 2]>,
+    ) -> Result<(Tensor, Option<[Tensor; 2]>)> {
+        self.expect("lstm_grad", "dy", self, self.dtype, &l.y_shape())?;
+        w.expect("lstm_grad", "w", self, self.dtype, &l.w_shape())?;
+        kept[0].expect("lstm_grad", "gates", self, self.dtype, &l.gates_shape())?;
+        kept[1].expect("lstm_grad", "c", self, self.dtype, &l.y_shape())?;
+        let [dy, w, gates, c] = contiguous_all([self, w, kept[0], kept[1]])?;
+        let c0 = c0.map(|c| self.state("lstm_grad", l, [c])).transpose()?;
+        let dlast = dlast.map(|d| self.state("lstm_grad", l, d)).transpose()?;
+        let mut dh0 = Tensor::uninit(&self.device, self.dtype, &l.state_shape())?;
+        let mut dc0 = Tensor::uninit(&self.device, self.dtype, &l.state_shape())?;
+        let da = Tensor::build(&self.device, self.dtype, &l.gates_shape(), |b, da| {
+            let dlast = dlast.as_ref().map(|s| s.each_ref().map(Tensor::view));
+            let c0 = c0.as_ref().map(|[c]| c.view());
+            let (kept, dstart) = ([gates.view(), c.view()], [dh0.view_mut()?, dc0.view_mut()?]);
+            b.lstm_grad(l, w.view(), kept, c0, dy.view(), dlast, da, dstart)
+        })?;
+        Ok((da, c0.map(|_| [dh0, dc0])))
+    }
+
+    /// States of an [`lstm`](Tensor::lstm), contiguous; an error unless they are `[n,d]`.
+    fn state<const N: usize>(&self, op: &str, l: Lstm, states: [&Tensor; N]) -> Result<[Tensor; N]> {
+        for s in states {
+            s.expect(op, "state", self, self.dtype, &l.state_shape())?;
+        }
+        contiguous_all(states)
     }
 
     // ---- embedding and dropout ----

@@ -6,6 +6,7 @@ mod elementwise;
 mod index;
 mod linear;
 mod loss;
+mod lstm;
 mod norm;
 mod pool2d;
 mod reduce;

@@ -11,6 +11,7 @@ mod gemm;
 mod index;
 mod isa;
 mod lanes;
+mod lstm;
 mod math;
 mod micro;
 mod norm;
@@ -25,7 +26,7 @@ mod winograd;
 
 use super::{
     Backend, Buffer, CpuOptions, DType, InOut, Pool, View, ViewMut,
-    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
+    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Lstm, Pool2d, Reduce, SgdStep, Unary},
     reference::Reference,
 };
 use crate::Result;
@@ -260,6 +261,29 @@ impl Backend for Cpu {
             return self.plain.attention_grad(a, qkv, kept, dy, dqkv);
         }
         attention::backward(self, a, qkv, kept, dy, dqkv)
+    }
+    fn lstm(&self, l: Lstm, w: View, start: Option<[View; 2]>, gates: InOut, y: ViewMut, c: ViewMut) -> Result<()> {
+        if w.dtype != DType::F32 {
+            return self.plain.lstm(l, w, start, gates, y, c);
+        }
+        lstm::forward(self, l, w, start, gates, [y, c])
+    }
+    fn lstm_grad(
+        &self,
+        l: Lstm,
+        w: View,
+        kept: [View; 2],
+        c0: Option<View>,
+        dy: View,
+        dlast: Option<[View; 2]>,
+        da: ViewMut,
+        dstart: [ViewMut; 2],
+    ) -> Result<()> {
+        if w.dtype != DType::F32 {
+            return self.plain.lstm_grad(l, w, kept, c0, dy, dlast, da, dstart);
+        }
+        let [dh0, dc0] = dstart;
+        lstm::backward(self, l, w, kept, c0, dy, dlast, [da, dh0, dc0])
     }
     fn cross_entropy(
         &self,

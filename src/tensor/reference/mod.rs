@@ -3,13 +3,14 @@
 //! Letters as in [`backend`](super::backend).
 mod attention;
 mod conv;
+mod lstm;
 mod nn;
 
 pub(crate) use nn::class;
 
 use super::{
     Backend, DType, Element, InOut, Philox, Pool, View, ViewMut,
-    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Pool2d, Reduce, SgdStep, Unary},
+    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Lstm, Pool2d, Reduce, SgdStep, Unary},
     with_dtype, with_float,
 };
 use crate::{Error, Result};
@@ -406,6 +407,41 @@ impl Backend for Reference {
         with_float!(qkv.dtype, "attention_grad", T => {
             let (qkv, kept) = (qkv.slice::<T>()?, [y.slice::<T>()?, lse.slice::<T>()?]);
             attention::backward(a, qkv, kept, dy.slice::<T>()?, dqkv.slice::<T>()?)
+        })
+    }
+
+    fn lstm(
+        &self,
+        l: Lstm,
+        w: View,
+        start: Option<[View; 2]>,
+        mut gates: InOut,
+        mut y: ViewMut,
+        mut c: ViewMut,
+    ) -> Result<()> {
+        with_float!(w.dtype, "lstm", T => {
+            let start = start.map(|[h, c]| Ok::<_, Error>([h.slice::<T>()?, c.slice::<T>()?])).transpose()?;
+            lstm::forward(l, w.slice::<T>()?, start, gates.slices::<T>()?, y.slice::<T>()?, c.slice::<T>()?)
+        })
+    }
+
+    fn lstm_grad(
+        &self,
+        l: Lstm,
+        w: View,
+        [gates, c]: [View; 2],
+        c0: Option<View>,
+        dy: View,
+        dlast: Option<[View; 2]>,
+        mut da: ViewMut,
+        [mut dh0, mut dc0]: [ViewMut; 2],
+    ) -> Result<()> {
+        with_float!(w.dtype, "lstm_grad", T => {
+            let kept = [gates.slice::<T>()?, c.slice::<T>()?];
+            let c0 = c0.map(|c| c.slice::<T>()).transpose()?;
+            let dlast = dlast.map(|[h, c]| Ok::<_, Error>([h.slice::<T>()?, c.slice::<T>()?])).transpose()?;
+            let dstart = [dh0.slice::<T>()?, dc0.slice::<T>()?];
+            lstm::backward(l, w.slice::<T>()?, kept, c0, dy.slice::<T>()?, dlast, da.slice::<T>()?, dstart)
         })
     }
 
