@@ -2,11 +2,12 @@
 # make test   sets up, lints and runs all tests
 # make lint   format, clippy and documentation, all without a warning
 # make bench  times the kernels, and the pipeline of two ranks against one
+# make bench-peers  times training steps of seven models beside PyTorch's, if $TORCH_PYTHON names a Python that has it
 # make docs   builds the documentation of the library
 # make setup  installs what is missing for the above
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: help setup demo test lint bench docs release
+.PHONY: help setup demo test lint bench bench-peers docs release
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -25,6 +26,9 @@ lint: setup
 
 bench: release
 	@scripts/bench.sh
+
+bench-peers: release
+	@scripts/bench-peers.sh
 
 docs: setup
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features mpi

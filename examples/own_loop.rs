@@ -3,7 +3,8 @@ use pipewright::prelude::*;
 
 fn main() -> Result<()> {
     let data = data::fashion_mnist()?;
-    let model = models::by_name("lenet", &models::ModelConfig { image: [28, 28, 1], classes: 10, width: None })?;
+    let input = models::Input::Image([28, 28, 1]);
+    let model = models::by_name("lenet", &models::ModelConfig { input, classes: 10, width: None })?;
     let logits = model.logits;
     let (best, scores) = Trainer::new(model.graph, model.loss, data)
         .optimizer(Adam::new(0.001))

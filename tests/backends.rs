@@ -459,6 +459,26 @@ fn large_everything() -> Result<(), TestCaseError> {
 }
 
 #[test]
+fn sequences_are_the_same_bits_on_any_number_of_threads() -> pipewright::Result<()> {
+    let a = Attention { n: 3, t: 75, heads: 3, d: 17, causal: true };
+    let l = Lstm { n: 7, t: 4, d: 130 };
+    let mut first: Option<Vec<Vec<f32>>> = None;
+    for threads in 1..=5 {
+        let device = Device::cpu(threads)?;
+        let get = |name: &str, shape: &[usize]| device.uniform(Philox::new(7, 0, name), -1.0, 1.0, shape, DType::F32);
+        let (qkv, w) = (get("qkv", &a.qkv_shape())?, get("w", &l.w_shape())?);
+        let (y, lse) = qkv.attention(a)?;
+        let dqkv = get("dy", &a.y_shape())?.attention_grad(a, &qkv, &y, &lse)?;
+        let [gates, h, c] = get("gates", &l.gates_shape())?.lstm(l, &w, None)?;
+        let (da, _) = get("dh", &l.y_shape())?.lstm_grad(l, &w, [&gates, &c], None, None)?;
+        let all =
+            [y, lse, dqkv, gates, h, c, da].iter().map(Tensor::to_host).collect::<pipewright::Result<Vec<_>>>()?;
+        assert_eq!(&all, first.get_or_insert_with(|| all.clone()), "{threads} threads");
+    }
+    Ok(())
+}
+
+#[test]
 fn wrong_ids_are_errors() -> pipewright::Result<()> {
     for device in [Device::cpu(2)?, Device::reference()] {
         let table = Tensor::zeros(&[3, 2], DType::F32, &device)?;

@@ -451,3 +451,34 @@ fn damaged_checkpoints_are_refused_by_name_or_passed_over() {
     let resumed = run(with(&["--steps", "9", "--json", "--resume"]));
     assert_eq!(resumed["steps"], 9);
 }
+
+#[test]
+fn a_case_is_timed_by_name() {
+    let found = json(&["bench", "step", "--case", "mlp_b128", "--steps", "2", "--warm", "1", "--json"]);
+    let fields: Vec<&str> = found.as_object().map(|o| o.keys().map(String::as_str).collect()).unwrap_or_default();
+    assert_eq!(fields, ["case", "gflops", "median_ms", "rss_bytes", "samples_per_s", "threads"]);
+    let number = |name: &str| found[name].as_f64().unwrap_or_default();
+    assert!(found["case"] == "mlp_b128" && number("threads") == 1.0 && number("rss_bytes") > 1e6, "{found}");
+    let (seconds, pairs) = (number("median_ms") / 1e3, 784.0 * 1024.0 + 1024.0 * 1024.0 + 10240.0);
+    assert!((number("samples_per_s") * seconds - 128.0).abs() < 1e-6, "{found}");
+    // Forward, and two products backward but for the gradient of the images.
+    let operations = 2.0 * 128.0 * (3.0 * pairs - 784.0 * 1024.0);
+    assert!((number("gflops") * 1e9 * seconds / operations - 1.0).abs() < 1e-9, "{found}");
+    fails(&["bench", "step", "--case", "mlp"], &["case \"mlp\"", "one of mlp_b128, lenet_b64", "lstm_d512_l4_t32_b32"]);
+    fails(&["bench", "step", "--case", "mlp_b128", "--model", "lenet"], &["--case", "--model"]);
+}
+
+#[test]
+fn sequences_are_learned() {
+    let common =
+        ["--data", "synthetic-tokens:8:8:256:64", "--width", "16", "--batch", "16", "--schedule", "1f1b", "--json"];
+    for (model, accuracy) in [("gpt", 0.7), ("lstm", 0.5)] {
+        let args = [&["train", "--model", model, "--optimizer", "adam", "--lr", "0.01", "--epochs", "6"], &common[..]]
+            .concat();
+        let found = json(&[&args[..], &["--workers", "2", "--quiet", "--deterministic"]].concat());
+        let reached = found["test_accuracy"].as_f64().unwrap_or_default();
+        assert!(reached > accuracy && reached <= 1.0, "{model}: {reached}");
+    }
+    fails(&["train", "--model", "gpt", "--data", DATA], &["model \"gpt\" needs tokens, the data has images"]);
+    fails(&["train", "--model", "lenet", "--data", "synthetic-tokens"], &["model \"lenet\" needs images"]);
+}

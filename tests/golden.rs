@@ -1,11 +1,13 @@
 //! Ten training steps of a small CNN as PyTorch does them; golden/make_golden.py made the files and says what is in them.
+mod safetensor;
+
 use pipewright::{
     autograd::{Grads, Mode, ParamRef, RunKey, Scope},
     layers::NodeKind,
     prelude::*,
 };
-use safetensors::SafeTensors;
-use std::{collections::HashMap, path::Path};
+use safetensor::{Golden, off};
+use std::collections::HashMap;
 
 const BATCH: usize = 6;
 const SIZE: usize = 7;
@@ -29,36 +31,10 @@ fn network() -> Result<Graph> {
     g.with_loss(loss)
 }
 
-/// A golden file: tensors by name, and the losses.
-struct Golden {
-    tensors: HashMap<String, (Vec<usize>, Vec<f64>)>,
-}
-
-impl Golden {
-    fn read(name: &str) -> Golden {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.safetensors"));
-        let bytes = std::fs::read(path).expect("a golden file");
-        let file = SafeTensors::deserialize(&bytes).expect("tensors");
-        let values = |t: &safetensors::tensor::TensorView| -> Vec<f64> {
-            match t.dtype() {
-                safetensors::Dtype::F32 => {
-                    t.data().chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
-                }
-                _ => t.data().chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect(),
-            }
-        };
-        let tensors = file.tensors().into_iter().map(|(n, t)| (n, (t.shape().to_vec(), values(&t)))).collect();
-        Golden { tensors }
-    }
-
-    fn values(&self, name: &str) -> &[f64] {
-        &self.tensors[name].1
-    }
-
-    fn start(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        let (shape, values) = &self.tensors[&format!("start.{name}")];
-        device.from_f64(values.iter().copied(), shape, dtype)
-    }
+/// The tensor that training starts with.
+fn start(golden: &Golden, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+    let (shape, values) = &golden.tensors[&format!("start.{name}")];
+    device.from_f64(values.iter().copied(), shape, dtype)
 }
 
 /// Image and label of step `t`.
@@ -82,15 +58,15 @@ impl Training {
         let graph = network()?;
         let (mut params, mut state, mut moments) = (Vec::new(), Vec::new(), Vec::new());
         for p in graph.params() {
-            let w = golden.start(&p.name, dtype, device)?;
+            let w = start(golden, &p.name, dtype, device)?;
             assert_eq!(w.shape(), p.spec.shape, "{}", p.name);
             let zeros = || Tensor::zeros(w.shape(), dtype, device);
             moments.push(optimizer.state().iter().map(|_| zeros()).collect::<Result<_>>()?);
             params.push(w);
         }
         for n in graph.nodes() {
-            let start = |s: &StateSpec| golden.start(&format!("{}.{}", n.name, s.name), dtype, device);
-            state.push(n.state.iter().map(start).collect::<Result<_>>()?);
+            let of = |s: &StateSpec| start(golden, &format!("{}.{}", n.name, s.name), dtype, device);
+            state.push(n.state.iter().map(of).collect::<Result<_>>()?);
         }
         Ok(Training { graph, params, state, moments })
     }
@@ -134,15 +110,6 @@ impl Training {
         }
         Ok(loss.value().item()? / BATCH as f64)
     }
-}
-
-/// The largest difference, relative to the largest element.
-fn off(want: &[f64], got: &[f64]) -> f64 {
-    assert_eq!(want.len(), got.len());
-    let scale = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-    // Not `f64::max`, which passes over NaN.
-    let worse = |m: f64, v: f64| if v <= m { m } else { v };
-    want.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(0.0, worse) / scale
 }
 
 fn compare(name: &str, optimizer: &dyn Optimizer) -> Result<()> {

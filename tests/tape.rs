@@ -111,11 +111,11 @@ fn cost(e: &Example, needs_grad: bool) -> Result<(usize, usize, u64)> {
     let y = e.layer.forward(&mut cx, &[x])?.one()?;
     let seed = y.value().clone();
     let tape = cx.finish().0.expect("a tape");
-    let (saved, before) = (tape.saved_bytes(), meta.backend().counted().0);
+    let (saved, before) = (tape.saved_bytes(), meta.backend().counted().flops);
     let (_, pass) = tape.backward_input(&[(&y, seed)])?;
     let later = pass.saved_bytes();
     pass.run(&mut Grads::default())?;
-    Ok((saved, later, meta.backend().counted().0 - before))
+    Ok((saved, later, meta.backend().counted().flops - before))
 }
 
 #[test]

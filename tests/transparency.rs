@@ -5,7 +5,9 @@ mod small;
 use demanding::model;
 use pipewright::{
     Result,
+    models::{self, Input, ModelConfig},
     pipeline::{schedule::Kind, transport::threads::Options},
+    tensor::DType,
 };
 use small::*;
 
@@ -41,6 +43,30 @@ fn synchronous_schedules_equal_one_worker() -> Result<()> {
                     let plain = plain.get_or_insert_with(|| got.clone());
                     assert_eq!(got, *plain, "{kind} cut before {cuts:?}, m = {m}, synchronous sends: {synchronous}");
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn models_of_sequences_on_one_two_and_three_workers() -> Result<()> {
+    let cases: [(&str, &[&[&str]]); 2] = [
+        ("gpt", &[&[], &["add4"], &["attention1", "linear6"], &["position_embedding1", "add12"]]),
+        ("lstm", &[&[], &["lstm3"], &["lstm1", "lstm4"], &["lstm2", "cross_entropy1"]]),
+    ];
+    for (name, partitions) in cases {
+        let config = ModelConfig { input: Input::Tokens(TOKENS), classes: VOCABULARY, width: Some(16) };
+        let g = models::by_name(name, &config)?.graph;
+        for dtype in [DType::F32, DType::F64] {
+            let mut recipe = recipe(g.clone(), sgd(), Kind::OneFOneB, 12, 4);
+            recipe.settings.dtype = dtype;
+            let mut plain = None;
+            for cuts in partitions {
+                let got = train(&recipe, &cut(&g, cuts)?, &[12, 7, 12], &[], Options::default())?;
+                assert!(got.losses.iter().all(|l| l.loss.is_finite() && l.weight % TOKENS as f64 == 0.0), "{name}");
+                let (losses, sha) = plain.get_or_insert_with(|| (got.losses.clone(), got.sha.clone()));
+                assert_eq!((&got.losses, &got.sha), (&*losses, &*sha), "{name} {dtype} cut before {cuts:?}");
             }
         }
     }

@@ -1,24 +1,31 @@
 //! `pipewright bench`
+mod cases;
+
 use super::{print_found, train};
 use crate::{Result, pipeline::profile::Profile, train::Session};
 use std::time::Instant;
 
 #[derive(clap::Subcommand)]
 pub(super) enum Command {
-    /// Times single training steps of a pipeline that has filled up. Takes the flags of `train`.
+    /// Times single training steps of a pipeline that has filled up. Takes the flags of `train`, or a case by name.
     Step(Box<Step>),
 }
 
 #[derive(clap::Args)]
 pub(super) struct Step {
-    /// Minibatches before the clock starts
-    #[arg(long, default_value_t = 8)]
-    warm: u64,
+    /// Minibatches before the clock starts [default: 8, of a case 2]
+    #[arg(long)]
+    warm: Option<u64>,
+    /// Of a model and shapes that other frameworks are measured with too, on one worker; of the other flags it takes --threads,
+    /// --steps, --warm and --json
+    #[arg(long, value_name = "NAME", conflicts_with_all = cases::FIXED)]
+    case: Option<String>,
     #[command(flatten)]
     train: train::Args,
 }
 
-/// Steps that are timed unless `--steps` says how many.
+/// Steps before the clock starts, and those that are timed, unless `--warm` and `--steps` say how many.
+const WARM: u64 = 8;
 const STEPS: u64 = 32;
 
 #[derive(serde::Serialize)]
@@ -40,8 +47,11 @@ struct Answer {
 
 pub(super) fn run(command: Command) -> Result<()> {
     let Command::Step(step) = command;
+    if let Some(name) = &step.case {
+        return cases::run(name, &step.train, step.warm);
+    }
     let mut args = step.train.with_config()?;
-    let (steps, warm) = (args.steps.take().unwrap_or(STEPS).max(1), step.warm);
+    let (steps, warm) = (args.steps.take().unwrap_or(STEPS).max(1), step.warm.unwrap_or(WARM));
     let (data, model) = args.task()?;
     let (batch, dtype) = (args.batch().min(data.train.len()), args.dtype()?);
     let operations = Profile::operations(&model.graph, dtype, batch)?;

@@ -11,10 +11,10 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(super) struct Subject {
-    /// The model: mlp, lenet, vgg16 or resnet18
+    /// The model: mlp, lenet, vgg16, resnet18, gpt or lstm
     #[arg(long, default_value = "lenet")]
     model: String,
-    /// Width of the model's hidden fully connected layers
+    /// Width of the model's hidden layers
     #[arg(long)]
     width: Option<usize>,
     /// The data that it is for

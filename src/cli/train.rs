@@ -3,7 +3,7 @@ use super::{print, print_json};
 use crate::{
     Error, Result,
     data::{self, Data},
-    models::{self, ModelConfig},
+    models::{self, Input, ModelConfig},
     optim::{Adam, Optimizer, Rate, Sgd},
     pipeline::{faults, planner::stages_of_shape, schedule::Kind},
     tensor::DType,
@@ -24,13 +24,13 @@ pub(super) struct Args {
     #[arg(long)]
     #[serde(skip)]
     config: Option<PathBuf>,
-    /// The model: mlp, lenet, vgg16 or resnet18 [default: lenet]
+    /// The model: mlp, lenet, vgg16, resnet18, gpt or lstm [default: lenet]
     #[arg(long)]
     model: Option<String>,
-    /// Width of the model's hidden fully connected layers [default: the model's own]
+    /// Width of the model's hidden layers [default: the model's own]
     #[arg(long)]
     width: Option<usize>,
-    /// The data: fashion-mnist, cifar10, cifar100, synthetic:… [default: fashion-mnist]
+    /// The data: fashion-mnist, cifar10, cifar100, synthetic:…, synthetic-tokens:… [default: fashion-mnist]
     #[arg(long)]
     data: Option<String>,
     /// The schedule: sequential, gpipe, 1f1b, pipedream, pipedream-vertical, pipedream-nostash [default: pipedream]
@@ -282,14 +282,19 @@ impl Args {
     }
 }
 
-/// The model that fits the data's images and classes.
+/// The model that fits the data's images or tokens and its classes.
 pub(super) fn model_for(name: &str, width: Option<usize>, data: &Data) -> Result<models::Model> {
-    let field = data.train.fields().iter().find(|f| f.name == "image");
-    let shape = field.map(|f| f.shape.clone()).unwrap_or_default();
-    let image = <[usize; 3]>::try_from(shape)
-        .map_err(|shape| Error::config(format!("model {name:?} needs images [h,w,c], the data has {shape:?}")))?;
+    let fields = data.train.fields();
+    let input = fields.iter().find_map(|f| match (f.name.as_str(), &f.shape[..]) {
+        ("image", &[h, w, c]) => Some(Input::Image([h, w, c])),
+        ("tokens", &[length]) => Some(Input::Tokens(length)),
+        _ => None,
+    });
+    let input = input.ok_or_else(|| {
+        Error::config(format!("a field image [h,w,c] or tokens [t] expected, the data has {fields:?}"))
+    })?;
     let classes = data.train.classes().ok_or_else(|| Error::config("the data has no classes"))?;
-    models::by_name(name, &ModelConfig { image, classes, width })
+    models::by_name(name, &ModelConfig { input, classes, width })
 }
 
 /// A hook that keeps the weights of the best epoch so far.

@@ -3,13 +3,13 @@ use super::{Model, ModelConfig, classify};
 use crate::{Error, Result, layers::*};
 
 pub(super) fn build(c: &ModelConfig) -> Result<Model> {
-    let [h, w, channels] = c.image;
+    let image @ [h, w, channels] = c.image("lenet")?;
     if h < 4 || w < 4 {
         return Err(Error::config(format!("lenet: images of 4×4 or more expected, got {h}×{w}")));
     }
     let width = c.width.unwrap_or(128);
     let mut g = Graph::new();
-    let x = g.input("image", c.image);
+    let x = g.input("image", image);
     let layers = Sequential::new()
         .then(Conv2d::new(channels, 32, 3).padding(1))
         .then(Relu)

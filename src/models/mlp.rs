@@ -3,9 +3,10 @@ use super::{Model, ModelConfig, classify};
 use crate::{Result, layers::*};
 
 pub(super) fn build(c: &ModelConfig) -> Result<Model> {
-    let (pixels, width) = (c.image.iter().product(), c.width.unwrap_or(1024));
+    let image = c.image("mlp")?;
+    let (pixels, width) = (image.iter().product(), c.width.unwrap_or(1024));
     let mut g = Graph::new();
-    let x = g.input("image", c.image);
+    let x = g.input("image", image);
     let layers = Sequential::new()
         .then(Flatten)
         .then(Linear::new(pixels, width))

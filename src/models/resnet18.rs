@@ -6,12 +6,12 @@ use crate::{Error, Result, layers::*};
 const BLOCKS: [(usize, usize); 8] = [(1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1)];
 
 pub(super) fn build(c: &ModelConfig) -> Result<Model> {
-    let ([h, w, channels], width) = (c.image, c.width.unwrap_or(64));
+    let (size @ [h, w, channels], width) = (c.image("resnet18")?, c.width.unwrap_or(64));
     if h == 0 || w == 0 {
         return Err(Error::config(format!("resnet18: images of 1×1 or more expected, got {h}×{w}")));
     }
     let mut g = Graph::new();
-    let image = g.input("image", c.image);
+    let image = g.input("image", size);
     let mut x = g.chain(convolution(channels, width, 3, 1).then(Relu), image)?;
     let mut ci = width;
     for (times, stride) in BLOCKS {

@@ -6,14 +6,14 @@ use crate::{Error, Result, layers::*};
 const BLOCKS: [&[usize]; 5] = [&[64, 64], &[128, 128], &[256, 256, 256], &[512, 512, 512], &[512, 512, 512]];
 
 pub(super) fn build(c: &ModelConfig) -> Result<Model> {
-    let [h, w, mut channels] = c.image;
+    let image @ [h, w, mut channels] = c.image("vgg16")?;
     if h % 32 != 0 || w % 32 != 0 || h * w == 0 {
         return Err(Error::config(format!("vgg16: height and width must be multiples of 32, got {h}×{w}")));
     }
     // As published for 224×224; small images take a small classifier.
     let width = c.width.unwrap_or(if h * w > 64 * 64 { 4096 } else { 512 });
     let mut g = Graph::new();
-    let mut x = g.input("image", c.image);
+    let mut x = g.input("image", image);
     for block in BLOCKS {
         for &co in block {
             x = g.add(Conv2d::new(channels, co, 3).padding(1), [x])?;

@@ -5,7 +5,7 @@ use crate::{
     Context, Error, Result,
     layers::{Graph, NodeId},
     optim::{Optimizer, Sgd},
-    tensor::{DType, Device},
+    tensor::{DType, Device, backend::Counted},
 };
 use rehearsal::Rehearsal;
 use serde::{Deserialize, Serialize};
@@ -141,8 +141,8 @@ impl Profile {
         sizes.dedup();
         let meta = Device::meta();
         let clock = || {
-            let (flops, bytes) = meta.backend().counted();
-            flops as f64 / FLOPS + bytes as f64 / BYTES_PER_SECOND
+            let all = meta.backend().counted();
+            all.flops as f64 / FLOPS + all.bytes as f64 / BYTES_PER_SECOND
         };
         let count = |&micro_batch: &usize| {
             let all = 0..graph.nodes().len();
@@ -160,10 +160,22 @@ impl Profile {
     /// # Errors
     /// If a layer fails on so many samples.
     pub fn operations(graph: &Graph, dtype: DType, size: usize) -> Result<f64> {
+        Profile::counted(graph, dtype, size, |c| c.flops)
+    }
+
+    /// Those of them that are products of matrices, of convolutions and attention too.
+    ///
+    /// # Errors
+    /// If a layer fails on so many samples.
+    pub fn products(graph: &Graph, dtype: DType, size: usize) -> Result<f64> {
+        Profile::counted(graph, dtype, size, |c| c.products)
+    }
+
+    fn counted(graph: &Graph, dtype: DType, size: usize, what: impl Fn(Counted) -> u64) -> Result<f64> {
         let (meta, optimizer) = (Device::meta(), Sgd::new(0.0));
         let all = 0..graph.nodes().len();
         let mut rehearsal = Rehearsal::new(graph, all, size, &optimizer, dtype, &meta)?;
-        Ok(rehearsal.run(&|| meta.backend().counted().0 as f64)?.iter().map(NodeCost::passes).sum())
+        Ok(rehearsal.run(&|| what(meta.backend().counted()) as f64)?.iter().map(NodeCost::passes).sum())
     }
 
     /// The profile of several workers: the median of each time.

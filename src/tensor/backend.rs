@@ -424,6 +424,17 @@ pub struct AdamStep {
     pub t: u64,
 }
 
+/// Work that was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Floating-point operations.
+    pub flops: u64,
+    /// Those of them that are products of matrices, of convolutions and attention too.
+    pub products: u64,
+    /// Bytes of operands.
+    pub bytes: u64,
+}
+
 /// What a device does. Implementations: [`reference`](super::Device::reference) (the executable specification),
 /// [`meta`](super::Device::meta) (counts, computes nothing), [`cpu`](super::Device::cpu).
 pub trait Backend: Send + Sync {
@@ -435,9 +446,9 @@ pub trait Backend: Send + Sync {
     fn has_data(&self) -> bool {
         true
     }
-    /// Floating-point operations and bytes of operands counted so far; only the meta backend counts.
-    fn counted(&self) -> (u64, u64) {
-        (0, 0)
+    /// What was counted so far; only the meta backend counts.
+    fn counted(&self) -> Counted {
+        Counted::default()
     }
     /// Threads that its kernels use.
     fn threads(&self) -> usize {
@@ -541,8 +552,8 @@ pub trait Backend: Send + Sync {
     /// See [`Lstm`]: `gates[n,t,4d]` from what the inputs give to them, `y[n,t,d]` and `c[n,t,d]` from `w[4d,d]` and the state
     /// `[h, c]` to start with, each `[n,d]`; zeros without.
     fn lstm(&self, l: Lstm, w: View, start: Option<[View; 2]>, gates: InOut, y: ViewMut, c: ViewMut) -> Result<()>;
-    /// `da[n,t,4d]`, the gradient of what the inputs give to the gates, from gates and c of the forward pass, `dy[n,t,d]` and that
-    /// of the last state (zeros without); and of the state to start with: of `dstart` the first is leftovers where there is no c0.
+    /// `[da, dh0, dc0]` from `[gates, c]` of the forward pass, `dy[n,t,d]` and the gradient of the last state (zeros without):
+    /// `da[n,t,4d]` is that of what the inputs give to the gates; without c0, dh0 and dc0 are leftovers.
     fn lstm_grad(
         &self,
         l: Lstm,
@@ -551,8 +562,7 @@ pub trait Backend: Send + Sync {
         c0: Option<View>,
         dy: View,
         dlast: Option<[View; 2]>,
-        da: ViewMut,
-        dstart: [ViewMut; 2],
+        out: [ViewMut; 3],
     ) -> Result<()>;
 
     /// `loss[1]` = the sum over rows, `correct[1]` = rows whose largest logit is the class's, `prob[m,v]` = softmax, kept for the

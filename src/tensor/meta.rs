@@ -3,7 +3,9 @@
 //! A multiply-add counts as two operations, a transcendental function as one; each operand's bytes count once.
 use super::{
     Backend, InOut, Pool, View, ViewMut,
-    backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Lstm, Pool2d, Reduce, SgdStep, Unary},
+    backend::{
+        AdamStep, Attention, Binary, Conv2d, Counted, CrossEntropy, Dropout, Gemm, Lstm, Pool2d, Reduce, SgdStep, Unary,
+    },
 };
 use crate::Result;
 use std::sync::{
@@ -14,18 +16,25 @@ use std::sync::{
 pub(crate) struct Meta {
     pool: Arc<Pool>,
     flops: AtomicU64,
+    products: AtomicU64,
     bytes: AtomicU64,
 }
 
 impl Meta {
     pub(crate) fn new() -> Meta {
-        Meta { pool: Pool::new(false), flops: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+        Meta { pool: Pool::new(false), flops: AtomicU64::new(0), products: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
     fn count(&self, flops: u64, operands: &[u64]) -> Result<()> {
         self.flops.fetch_add(flops, Relaxed);
         self.bytes.fetch_add(operands.iter().sum(), Relaxed);
         Ok(())
+    }
+
+    /// The same, for products of matrices.
+    fn count_products(&self, flops: u64, operands: &[u64]) -> Result<()> {
+        self.products.fetch_add(flops, Relaxed);
+        self.count(flops, operands)
     }
 }
 
@@ -54,8 +63,9 @@ impl Backend for Meta {
     fn has_data(&self) -> bool {
         false
     }
-    fn counted(&self) -> (u64, u64) {
-        (self.flops.load(Relaxed), self.bytes.load(Relaxed))
+    fn counted(&self) -> Counted {
+        let [flops, products, bytes] = [&self.flops, &self.products, &self.bytes].map(|n| n.load(Relaxed));
+        Counted { flops, products, bytes }
     }
     fn fill(&self, _value: f64, y: ViewMut) -> Result<()> {
         self.count(0, &[written(&y)])
@@ -83,19 +93,19 @@ impl Backend for Meta {
         Ok(true)
     }
     fn gemm(&self, g: Gemm, a: View, b: View, bias: Option<View>, y: ViewMut) -> Result<()> {
-        self.count(
+        self.count_products(
             2 * (g.batch * g.m * g.n * g.k) as u64,
             &[read(&a), read(&b), bias.map_or(0, |v| read(&v)), written(&y)],
         )
     }
     fn conv2d(&self, c: Conv2d, x: View, w: View, bias: Option<View>, y: ViewMut) -> Result<()> {
-        self.count(c.flops(), &[read(&x), read(&w), bias.map_or(0, |v| read(&v)), written(&y)])
+        self.count_products(c.flops(), &[read(&x), read(&w), bias.map_or(0, |v| read(&v)), written(&y)])
     }
     fn conv2d_input_grad(&self, c: Conv2d, w: View, dy: View, dx: ViewMut) -> Result<()> {
-        self.count(c.flops(), &[read(&w), read(&dy), written(&dx)])
+        self.count_products(c.flops(), &[read(&w), read(&dy), written(&dx)])
     }
     fn conv2d_weight_grad(&self, c: Conv2d, x: View, dy: View, dw: ViewMut) -> Result<()> {
-        self.count(c.flops(), &[read(&x), read(&dy), written(&dw)])
+        self.count_products(c.flops(), &[read(&x), read(&dy), written(&dw)])
     }
     fn max_pool2d(&self, _p: Pool2d, x: View, y: ViewMut, arg: ViewMut) -> Result<()> {
         self.count(len(&x), &[read(&x), written(&y), written(&arg)])
@@ -188,15 +198,16 @@ impl Backend for Meta {
         self.count(4 * len(&y), &[read(&y), read(&dy), written(&dx)])
     }
     fn attention(&self, a: Attention, qkv: View, y: ViewMut, lse: ViewMut) -> Result<()> {
-        self.count(2 * a.flops(), &[read(&qkv), written(&y), written(&lse)])
+        self.count_products(2 * a.flops(), &[read(&qkv), written(&y), written(&lse)])
     }
     fn attention_grad(&self, a: Attention, qkv: View, [y, lse]: [View; 2], dy: View, dqkv: ViewMut) -> Result<()> {
-        self.count(5 * a.flops(), &[read(&qkv), read(&y), read(&lse), read(&dy), written(&dqkv)])
+        self.count_products(5 * a.flops(), &[read(&qkv), read(&y), read(&lse), read(&dy), written(&dqkv)])
     }
     fn lstm(&self, l: Lstm, w: View, start: Option<[View; 2]>, gates: InOut, y: ViewMut, c: ViewMut) -> Result<()> {
         let start = start.map_or(0, |[h, c]| read(&h) + read(&c));
         let pointwise = 5 * written(&y) / y.dtype.size() as u64;
-        self.count(l.flops() + pointwise, &[read(&w), start, both(&gates), written(&y), written(&c)])
+        self.count(pointwise, &[])?;
+        self.count_products(l.flops(), &[read(&w), start, both(&gates), written(&y), written(&c)])
     }
     fn lstm_grad(
         &self,
@@ -206,12 +217,12 @@ impl Backend for Meta {
         c0: Option<View>,
         dy: View,
         dlast: Option<[View; 2]>,
-        da: ViewMut,
-        [dh0, dc0]: [ViewMut; 2],
+        [da, dh0, dc0]: [ViewMut; 3],
     ) -> Result<()> {
         let states = dlast.map_or(0, |[h, c]| read(&h) + read(&c)) + c0.map_or(0, |c| read(&c));
         let kept = [read(&w), read(&gates), read(&c), states, read(&dy)];
-        self.count(l.flops() + 20 * len(&dy), &[&kept[..], &[written(&da), written(&dh0), written(&dc0)]].concat())
+        self.count(20 * len(&dy), &[])?;
+        self.count_products(l.flops(), &[&kept[..], &[written(&da), written(&dh0), written(&dc0)]].concat())
     }
     fn cross_entropy(
         &self,

@@ -310,8 +310,8 @@ impl Tensor {
         let da = Tensor::build(&self.device, self.dtype, &l.gates_shape(), |b, da| {
             let dlast = dlast.as_ref().map(|s| s.each_ref().map(Tensor::view));
             let c0 = c0.as_ref().map(|[c]| c.view());
-            let (kept, dstart) = ([gates.view(), c.view()], [dh0.view_mut()?, dc0.view_mut()?]);
-            b.lstm_grad(l, w.view(), kept, c0, dy.view(), dlast, da, dstart)
+            let (kept, out) = ([gates.view(), c.view()], [da, dh0.view_mut()?, dc0.view_mut()?]);
+            b.lstm_grad(l, w.view(), kept, c0, dy.view(), dlast, out)
         })?;
         Ok((da, c0.map(|_| [dh0, dc0])))
     }

@@ -17,14 +17,24 @@ use pipewright::{
 };
 use std::sync::Arc;
 
-/// Minibatch `number` of `n` samples.
+/// The tokens of a sample of a minibatch, and the least number that none of them is.
+pub const TOKENS: usize = 5;
+pub const VOCABULARY: usize = 11;
+
+/// Minibatch `number` of `n` samples: images with labels, and tokens with those that follow.
 pub fn minibatch(number: u64, n: usize, dtype: DType, device: &Device) -> Result<Minibatch> {
     let rng = Philox::new(99, number, "test data");
     let x = device.normal(rng, 1.0, &[n, 6, 6, 2], dtype)?;
     let label: Vec<i64> = (0..n).map(|i| rng.below(1, i as u64, 3) as i64).collect();
     let label = Tensor::from_host(&label, &[n], device)?;
+    let text = |lane: u64| -> Result<Tensor> {
+        let token = |i: usize| rng.below(lane, i as u64, VOCABULARY as u64) as i64;
+        Tensor::from_host(&(0..n * TOKENS).map(token).collect::<Vec<_>>(), &[n, TOKENS], device)
+    };
+    let text = [("tokens".into(), text(2)?), ("target".into(), text(3)?)];
     let ids: Vec<u64> = (0..n as u64).map(|i| number * 1000 + i).collect();
-    let batch = Batch { ids: ids.clone(), fields: vec![("x".into(), x), ("label".into(), label)] };
+    let fields = [vec![("x".into(), x), ("label".into(), label)], text.to_vec()].concat();
+    let batch = Batch { ids: ids.clone(), fields };
     Ok(Minibatch { number, ids, batch: Some(batch) })
 }
 

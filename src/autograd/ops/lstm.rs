@@ -98,8 +98,8 @@ impl Op for Recurrence {
 
 impl Cx<'_> {
     /// A layer of long short-term memory over the sequence `x[n,t,i]`: `y[n,t,d]`, and `h[n,d]` and `c[n,d]` after the last token.
-    /// `params` are w_ih[4d,i], w_hh[4d,d], b_ih[4d] and b_hh[4d] of the gates i, f, g, o; `start` is the state [h, c] to start
-    /// with, each [n,d], zeros without.
+    /// `params` are `w_ih[4d,i]`, `w_hh[4d,d]`, `b_ih[4d]` and `b_hh[4d]` of the gates i, f, g, o; `start` is the state `[h, c]` to start
+    /// with, each `[n,d]`, zeros without.
     pub fn lstm(&mut self, x: &Var, params: [&Var; 4], start: Option<[&Var; 2]>) -> Result<Outputs> {
         let [w_ih, w_hh, b_ih, b_hh] = params;
         let d = w_hh.shape().last().copied().unwrap_or(0);

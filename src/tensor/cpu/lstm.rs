@@ -111,7 +111,6 @@ impl Job for Gates<'_> {
     }
 }
 
-/// The last three: da, dh0 and dc0.
 pub(crate) fn backward(
     cpu: &Cpu,
     l: Lstm,

@@ -276,14 +276,12 @@ impl Backend for Cpu {
         c0: Option<View>,
         dy: View,
         dlast: Option<[View; 2]>,
-        da: ViewMut,
-        dstart: [ViewMut; 2],
+        out: [ViewMut; 3],
     ) -> Result<()> {
         if w.dtype != DType::F32 {
-            return self.plain.lstm_grad(l, w, kept, c0, dy, dlast, da, dstart);
+            return self.plain.lstm_grad(l, w, kept, c0, dy, dlast, out);
         }
-        let [dh0, dc0] = dstart;
-        lstm::backward(self, l, w, kept, c0, dy, dlast, [da, dh0, dc0])
+        lstm::backward(self, l, w, kept, c0, dy, dlast, out)
     }
     fn cross_entropy(
         &self,

@@ -46,8 +46,7 @@ pub(super) fn backward<T: Element>(
     c0: Option<&[T]>,
     dy: &[T],
     dlast: Option<[&[T]; 2]>,
-    da: &mut [T],
-    [dh0, dc0]: [&mut [T]; 2],
+    [da, dh0, dc0]: [&mut [T]; 3],
 ) -> Result<()> {
     let Lstm { n, t, d } = l;
     for s in 0..n {

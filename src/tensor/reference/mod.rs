@@ -433,15 +433,14 @@ impl Backend for Reference {
         c0: Option<View>,
         dy: View,
         dlast: Option<[View; 2]>,
-        mut da: ViewMut,
-        [mut dh0, mut dc0]: [ViewMut; 2],
+        [mut da, mut dh0, mut dc0]: [ViewMut; 3],
     ) -> Result<()> {
         with_float!(w.dtype, "lstm_grad", T => {
             let kept = [gates.slice::<T>()?, c.slice::<T>()?];
             let c0 = c0.map(|c| c.slice::<T>()).transpose()?;
             let dlast = dlast.map(|[h, c]| Ok::<_, Error>([h.slice::<T>()?, c.slice::<T>()?])).transpose()?;
-            let dstart = [dh0.slice::<T>()?, dc0.slice::<T>()?];
-            lstm::backward(l, w.slice::<T>()?, kept, c0, dy.slice::<T>()?, dlast, da.slice::<T>()?, dstart)
+            let out = [da.slice::<T>()?, dh0.slice::<T>()?, dc0.slice::<T>()?];
+            lstm::backward(l, w.slice::<T>()?, kept, c0, dy.slice::<T>()?, dlast, out)
         })
     }
 
