@@ -4,7 +4,9 @@ mod small;
 use pipewright::{
     Result,
     autograd::{Cx, Outputs, Var},
+    data,
     layers::*,
+    models::{self, ModelConfig},
     optim::Sgd,
     pipeline::{
         plan::Plan,
@@ -12,7 +14,7 @@ use pipewright::{
         transport::threads::{self, Options},
     },
     tensor::{DType, Device, PoolStats},
-    train::{Engine, Recipe, Settings},
+    train::{Engine, Recipe, Settings, Trainer},
 };
 use small::*;
 use std::sync::{
@@ -163,6 +165,26 @@ fn a_loss_that_is_not_finite_names_minibatch_rank_and_first_layer() -> Result<()
         ] {
             assert!(said.contains(words), "{kind} cut before {cuts:?}: {words:?} expected in {said:?}");
         }
+    }
+    Ok(())
+}
+
+/// Also where a run pauses for evaluations and fills up again, whatever the threads do.
+#[test]
+fn a_run_that_has_warmed_up_allocates_nothing() -> Result<()> {
+    for kind in [Kind::GPipe, Kind::OneFOneB, Kind::PipeDream] {
+        let data = data::by_name("synthetic:8x8x1:4:1024:50")?;
+        let config = ModelConfig { image: [8, 8, 1], classes: 4, width: Some(48) };
+        let model = models::by_name("mlp", &config)?;
+        let report = Trainer::new(model.graph, model.loss, data)
+            .schedule(kind)
+            .batch_size(16)
+            .micro_batches(4)
+            .epochs(3)
+            .workers(3)
+            .quiet(true)
+            .run()?;
+        assert_eq!(report.pool_misses_after_warmup, 0, "{kind}");
     }
     Ok(())
 }

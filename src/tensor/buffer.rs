@@ -120,6 +120,19 @@ impl Pool {
         Buffer { lines: memory, bytes, counted, home: Some(self.clone()) }
     }
 
+    /// Lays by `count` buffers of `bytes` bytes, for requests that no returned buffer is there for. They take memory from the
+    /// system when they are first written.
+    pub fn reserve(&self, bytes: usize, count: usize) {
+        let lines = size_class(bytes.div_ceil(64));
+        if lines == 0 || !self.keeps_data {
+            return;
+        }
+        self.held.fetch_add(lines * 64 * count, Relaxed);
+        let spare = (0..count).map(|_| bytemuck::zeroed_slice_box(lines));
+        // At the other end than where returned ones are taken from.
+        self.lock().entry(lines).or_default().splice(0..0, spare);
+    }
+
     fn take_back(&self, lines: Box<[Line]>, counted: usize) {
         self.live.fetch_sub(counted, Relaxed);
         if !lines.is_empty() {

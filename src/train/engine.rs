@@ -13,7 +13,7 @@ use crate::{
     pipeline::{
         lead::Lead,
         plan::Plan,
-        schedule::{self, Kind, Programs, Wiring},
+        schedule::{self, Kind, Programs, Wiring, verify::Facts},
         stage::{Measured, Ports, Stage},
         transport::Transport,
         worker::{self, Mission, Worker},
@@ -68,6 +68,8 @@ pub struct Engine<'t> {
     losses: Vec<StepLoss>,
     next: u64,
     lead: Lead,
+    /// The most micro-batches that are in flight on this worker at once, by the proof of the programs.
+    in_flight: usize,
 }
 
 /// More minibatches than any run has: the end of a stream that is not known yet.
@@ -92,7 +94,7 @@ impl<'t> Engine<'t> {
         let (programs, losses) = (HashMap::new(), Vec::new());
         let ports = ports(&plan);
         let plan = Arc::new(plan);
-        Ok(Engine { recipe, plan, ports, worker, feed, streaming: None, programs, losses, next: 0, lead })
+        Ok(Engine { recipe, plan, ports, worker, feed, streaming: None, programs, losses, next: 0, lead, in_flight: 1 })
     }
 
     /// What it trains, and how.
@@ -149,7 +151,10 @@ impl<'t> Engine<'t> {
         let workers = self.plan.stages().len();
         let kind = self.recipe.settings.schedule;
         let plain = if train { schedule::make(kind, workers, n)? } else { schedule::evaluate(workers, n)? };
-        let proven = Arc::new(proven(plain, &self.plan.wiring(train))?);
+        let (proven, facts) = proven(plain, &self.plan.wiring(train))?;
+        let peak = facts.workers.get(self.worker.rank()).map_or(0, |w| w.peak_activations);
+        self.in_flight = self.in_flight.max(if train { peak } else { 0 });
+        let proven = Arc::new(proven);
         self.programs.insert((train, n), proven.clone());
         Ok(proven)
     }
@@ -216,6 +221,21 @@ impl<'t> Engine<'t> {
     fn collect(&mut self, first: u64) {
         let measured = self.worker.take_measured();
         self.losses.extend(measured.iter().flat_map(|m| fold(first + m.mb as u64, std::slice::from_ref(m))));
+    }
+
+    /// Lays by the buffers that messages may need beyond those that they needed so far: how long others hold what was sent
+    /// depends on the clock, the bound on the schedule.
+    pub fn reserve(&mut self) {
+        let (graph, dtype) = (&self.recipe.graph, self.recipe.settings.dtype);
+        let samples = self.recipe.settings.micro_batch();
+        let pool = self.worker.device().pool();
+        let mine: Vec<usize> = self.worker.stages().map(|s| s.index()).collect();
+        for edge in self.plan.edges().iter().filter(|e| e.from != e.to) {
+            let sizes = self.plan.message_bytes(graph, edge, samples, dtype);
+            if mine.contains(&edge.from) || mine.contains(&edge.to) {
+                sizes.iter().for_each(|&bytes| pool.reserve(bytes, self.in_flight + 1));
+            }
+        }
     }
 
     /// Finishes all that is in flight. Where this stands is part of an asynchronous run's definition.
@@ -298,7 +318,7 @@ impl<'t> Engine<'t> {
         let minibatch =
             Minibatch { number: 0, ids: batch.ids.clone(), batch: self.reads_data().then(|| batch.clone()) };
         let n = self.feed.add(&minibatch, 0, size, Some(&wanted))?;
-        let programs = proven(schedule::evaluate(plan.stages().len(), n)?, &plan.wiring(false))?;
+        let (programs, _) = proven(schedule::evaluate(plan.stages().len(), n)?, &plan.wiring(false))?;
         let (ports, wanted) = (ports(&plan), Some(wanted.into()));
         let mission = Mission { mode: Mode::Eval, plan, ports, samples: size, wanted, ask: vec![value] };
         let rank = self.worker.rank();
@@ -362,11 +382,11 @@ fn ports(plan: &Plan) -> Arc<[Ports]> {
     (0..plan.stages().len()).map(|s| Ports::new(plan, s)).collect()
 }
 
-/// Programs of compute instructions, placed on their workers, with communication, and proven.
-fn proven(plain: Programs, wiring: &Wiring) -> Result<Programs> {
+/// Programs of compute instructions, placed on their workers, with communication, and proven; and what the proof found.
+fn proven(plain: Programs, wiring: &Wiring) -> Result<(Programs, Facts)> {
     let lowered = schedule::lower(&plain.placed(wiring)?, wiring)?;
-    schedule::verify(&lowered, wiring)?;
-    Ok(lowered)
+    let facts = schedule::verify(&lowered, wiring)?;
+    Ok((lowered, facts))
 }
 
 /// The mean loss of a minibatch: the left fold over its micro-batches.

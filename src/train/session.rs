@@ -261,7 +261,9 @@ impl<'t> Session<'t> {
         self.tally.absorb(&losses)?;
         let full = minibatch.ids.len() == self.recipe().settings.batch;
         let (misses, stages) = (self.engine.worker().device().memory().misses, self.plan().stages().len());
-        self.tally.count_misses(misses, number, full, stages);
+        if self.tally.count_misses(misses, full, stages) {
+            self.engine.reserve();
+        }
         self.due = matches!(self.files.every, Every::Minibatches(n) if (number + 1).is_multiple_of(n));
         // At the end of an epoch it waits for the report, which belongs to what it keeps.
         if self.is_epoch_over() { Ok(()) } else { self.save_if_due() }

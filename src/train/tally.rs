@@ -39,7 +39,8 @@ pub(super) struct History {
     pub sums: BTreeMap<u64, Sums>,
 }
 
-/// Minibatches after which a pool that has not yet seen every size it needs is at fault; at least twice the stages.
+/// Minibatches after the start, or a pause, after which a pool that has not yet all the buffers it needs is at fault; at least
+/// twice the stages. The pipeline fills up in between, and how many buffers are on their way at once depends on the clock.
 const WARM_UP: u64 = 10;
 
 /// A worker's counts.
@@ -53,7 +54,10 @@ pub(super) struct Tally {
     pub samples: u64,
     /// Without evaluation.
     pub times: Times,
+    /// Whole minibatches since the last pause or ragged one.
+    whole: u64,
     warm_misses: Option<u64>,
+    was_warm: bool,
     pub late_misses: u64,
     metrics: Option<Metrics>,
 }
@@ -82,7 +86,9 @@ impl Tally {
             seconds: 0.0,
             samples: 0,
             times: Times::default(),
+            whole: 0,
             warm_misses: None,
+            was_warm: false,
             late_misses: 0,
             metrics: None,
         }
@@ -135,7 +141,7 @@ impl Tally {
     /// Training pauses; its last minibatch was `minibatch`.
     pub fn pause(&mut self, minibatch: u64) {
         // What comes in between, such as an evaluation, needs buffers of its own.
-        self.warm_misses = None;
+        (self.whole, self.warm_misses) = (0, None);
         if let Some(since) = self.since.take() {
             let seconds = since.elapsed().as_secs_f64();
             self.seconds += seconds;
@@ -170,15 +176,21 @@ impl Tally {
         Ok(())
     }
 
-    /// Takes note of a pool's misses after a minibatch, `full` or ragged, of a pipeline of `stages`.
-    pub fn count_misses(&mut self, misses: u64, minibatch: u64, full: bool, stages: usize) {
+    /// Takes note of a pool's misses after a minibatch, `full` or ragged, of a pipeline of `stages`. Whether that was the last
+    /// one of the first warm-up.
+    pub fn count_misses(&mut self, misses: u64, full: bool, stages: usize) -> bool {
+        self.whole += 1;
         match self.warm_misses {
             // A ragged minibatch needs buffers of its own sizes, and so does what follows it.
-            _ if !full => self.warm_misses = None,
-            None if minibatch + 1 >= WARM_UP.max(2 * stages as u64) => self.warm_misses = Some(misses),
+            _ if !full => (self.whole, self.warm_misses) = (0, None),
+            None if self.whole >= WARM_UP.max(2 * stages as u64) => {
+                self.warm_misses = Some(misses);
+                return !std::mem::replace(&mut self.was_warm, true);
+            }
             None => {}
             Some(at) => self.late_misses = self.late_misses.max(misses - at),
         }
+        false
     }
 
     /// Notes the report of an epoch, in place of an earlier one of the same epoch.
