@@ -6,7 +6,7 @@ use pipewright::{
     autograd::{Cx, Outputs, Var},
     data,
     layers::*,
-    models::{self, ModelConfig},
+    models::{self, Input, ModelConfig},
     optim::Sgd,
     pipeline::{
         plan::Plan,
@@ -174,7 +174,7 @@ fn a_loss_that_is_not_finite_names_minibatch_rank_and_first_layer() -> Result<()
 fn a_run_that_has_warmed_up_allocates_nothing() -> Result<()> {
     for kind in [Kind::GPipe, Kind::OneFOneB, Kind::PipeDream] {
         let data = data::by_name("synthetic:8x8x1:4:1024:50")?;
-        let config = ModelConfig { image: [8, 8, 1], classes: 4, width: Some(48) };
+        let config = ModelConfig { input: Input::Image([8, 8, 1]), classes: 4, width: Some(48) };
         let model = models::by_name("mlp", &config)?;
         let report = Trainer::new(model.graph, model.loss, data)
             .schedule(kind)
