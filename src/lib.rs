@@ -10,6 +10,7 @@
 //! - [`train`]: the [`Trainer`](train::Trainer); [`cli`]: the command line.
 //!
 //! `use pipewright::prelude::*;` brings what a training program needs.
+mod aloud;
 pub mod autograd;
 pub mod cli;
 pub mod data;

@@ -145,8 +145,31 @@ fn the_watchdog_tells_of_a_stopped_rank() {
 }
 
 #[test]
+fn ranks_do_not_wait_for_ever_for_one_that_does_not_come_to_mpi_init() {
+    for case in ["stopped before", "gone before"] {
+        fails(case, &[], 10.0, &["rank 0 has waited for 2.0 s in MPI_Init", "waits for other ranks"]);
+    }
+}
+
+#[test]
 #[ignore = "a rank of the other tests"]
 fn rank() -> Result<()> {
+    let is_last = std::env::var("OMPI_COMM_WORLD_RANK").is_ok_and(|rank| rank == "2");
+    match mpirun::case().as_deref() {
+        Some(case) if case.ends_with("before") => {
+            faults::set_watchdog(Duration::from_secs(2));
+            if is_last && case == "gone before" {
+                return Ok(());
+            }
+            if is_last {
+                drop(Command::new("kill").args(["-STOP", &std::process::id().to_string()]).status());
+            }
+            // A rank that is gone when the others come is one that no launcher counts on.
+            std::thread::sleep(Duration::from_secs(1));
+            return launch(1, |transport| train(Fault::None, transport));
+        }
+        _ => {}
+    }
     let fault = match mpirun::case().as_deref() {
         Some("killed") => Fault::Killed,
         Some("stopped") => Fault::Stopped,

@@ -8,7 +8,7 @@ mod schedule;
 mod simulate;
 mod train;
 
-use crate::{Error, Result};
+use crate::{Error, Result, aloud::aloud};
 use clap::{Parser, Subcommand};
 use std::io::Write;
 
@@ -53,7 +53,7 @@ pub fn main() -> std::process::ExitCode {
     match done {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e}");
+            aloud(&format!("error: {e}"));
             std::process::ExitCode::FAILURE
         }
     }

@@ -1,5 +1,6 @@
 //! What a run has to say at its end.
 use crate::{
+    aloud::answer,
     layers::Graph,
     pipeline::{
         plan::Plan,
@@ -165,7 +166,7 @@ impl Report {
     /// Prints the report in words, on the first worker only.
     pub fn print(&self) {
         if self.worker == 0 {
-            println!("{}", self.summary());
+            answer(&self.summary());
         }
     }
 

@@ -197,7 +197,7 @@ impl<'t> Session<'t> {
     /// Prints `text` on standard error, on the first worker of a run that is not quiet.
     pub fn say(&self, text: impl FnOnce() -> String) {
         if self.rank() == 0 && !self.quiet {
-            eprintln!("{}", text());
+            crate::aloud::aloud(&text());
         }
     }
 

@@ -18,7 +18,11 @@ use super::{
 };
 use crate::{
     Error, Result,
-    pipeline::status::{Doing, Operation, Status},
+    aloud::aloud,
+    pipeline::{
+        faults,
+        status::{Doing, Operation, Status},
+    },
     tensor::{Device, Tensor},
 };
 use comm::{Comm, Command, Done, Reply};
@@ -28,7 +32,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc::{self, Receiver, Sender},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -67,7 +71,8 @@ impl MpiTransport {
     /// Joins the job of the launcher that started this process, with all its ranks; `None` if none did.
     ///
     /// # Errors
-    /// If MPI cannot be initialised, or was before: it can be once in a process.
+    /// If MPI cannot be initialised, was before (it can be once in a process), or other ranks do not come to it within the time of
+    /// the [watchdog](faults::set_watchdog).
     pub fn from_launcher() -> Result<Option<MpiTransport>> {
         static STARTED: AtomicBool = AtomicBool::new(false);
         let Some(launched) = launcher::detect() else { return Ok(None) };
@@ -91,8 +96,7 @@ impl MpiTransport {
         };
         let thread = thread::Builder::new().name("communication".into()).spawn(body);
         let thread = thread.map_err(|e| Error::transport(format!("no thread for communication: {e}")))?;
-        let World { rank, size, tags } =
-            started.recv().map_err(|_| Error::transport("the communication thread ended at its start"))??;
+        let World { rank, size, tags } = begun(&started, faults::watchdog(), launched.rank)??;
         if launched.size.is_some_and(|n| n != size) {
             return Err(Error::transport(format!(
                 "{} started {:?} ranks, but MPI knows of {size}: is the program linked to another MPI than mpirun's?",
@@ -241,7 +245,7 @@ fn end_job(status: &Status, commands: &Sender<Command>, error: &Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
     status.leave();
     if !SAID.swap(true, Relaxed) {
-        eprintln!("pipewright: rank {} ends the job: {error}", status.rank());
+        aloud(&format!("pipewright: rank {} ends the job: {error}", status.rank()));
         thread::sleep(LAST_WORDS);
     }
     ffi::abort_if_owner(1);
@@ -250,6 +254,22 @@ fn end_job(status: &Status, commands: &Sender<Command>, error: &Error) {
     }
     // The communication thread is gone or stuck in MPI; a rank that dies ends the job too.
     std::process::abort();
+}
+
+/// What the communication thread of this rank found, once all ranks have come to initialise MPI.
+fn begun<T>(started: &Receiver<T>, limit: Option<Duration>, rank: usize) -> Result<T> {
+    let answer = match limit {
+        Some(limit) => started.recv_timeout(limit),
+        None => started.recv().map_err(RecvTimeoutError::from),
+    };
+    answer.map_err(|e| match (e, limit) {
+        (RecvTimeoutError::Timeout, Some(limit)) => Error::transport(format!(
+            "rank {rank} has waited for {0:.1} s in MPI_Init, the watchdog allows {0:.1} s: it waits for other ranks, of which \
+             one is stopped, or ended without MPI_Init",
+            limit.as_secs_f64()
+        )),
+        _ => Error::transport(format!("rank {rank}: the communication thread ended at its start")),
+    })
 }
 
 fn options(launched: &Launched) -> Result<comm::Options> {
