@@ -62,7 +62,10 @@ impl Profiled {
         let graph = self.subject.graph()?;
         let profile = match &self.profile {
             Some(path) => Profile::load(path, &graph)?,
-            None => self.subject.profile(&graph, &Profile::sizes(self.micro_batch), 1)?,
+            None => {
+                let sizes = Profile::sizes(&graph, DType::F32, self.micro_batch);
+                self.subject.profile(&graph, &sizes, 1)?
+            }
         };
         Ok((graph, profile))
     }

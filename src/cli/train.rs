@@ -9,14 +9,14 @@ use crate::{
     tensor::DType,
     train::{Control, EpochReport, Every, Files, PlanChoice, Settings, Trainer},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-/// Every flag is also a key of the TOML file that `--config` names (with `_` for `-`); a flag wins over the file.
+/// Every flag is also a key of the TOML file that `--config` names (with `-`, or `_` for it); a flag wins over the file.
 #[derive(clap::Args, Deserialize, Serialize, Default, Clone, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Args {
@@ -41,6 +41,7 @@ pub(super) struct Args {
     pub(super) plan: Option<String>,
     /// Micro-batches of a minibatch under a synchronous schedule [default: 8]
     #[arg(long)]
+    #[serde(alias = "micro-batches")]
     micro_batches: Option<usize>,
     /// Samples of a minibatch [default: 128]
     #[arg(long)]
@@ -101,11 +102,12 @@ pub(super) struct Args {
     keep: Option<usize>,
     /// Keeps the weights of the epoch with the best test accuracy in the folder `best` of the run
     #[arg(long)]
+    #[serde(alias = "keep-best")]
     pub(super) keep_best: bool,
     /// Goes on from the newest checkpoint of the run in this folder [default: that of --out], or from this checkpoint, on any
     /// number of workers
     #[arg(long, value_name = "FOLDER")]
-    #[serde(skip_serializing)]
+    #[serde(skip_serializing, deserialize_with = "resume")]
     resume: Option<Option<PathBuf>>,
     /// Prints the report as one JSON object, last
     #[arg(long)]
@@ -113,6 +115,20 @@ pub(super) struct Args {
     /// Prints no progress
     #[arg(long)]
     pub(super) quiet: bool,
+}
+
+/// `resume = true` in a file is `--resume` without a folder.
+fn resume<'de, D: Deserializer<'de>>(file: D) -> Result<Option<Option<PathBuf>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "resume: true, false or a folder expected")]
+    enum Resume {
+        Wanted(bool),
+        From(PathBuf),
+    }
+    Ok(match Resume::deserialize(file)? {
+        Resume::Wanted(wanted) => wanted.then_some(None),
+        Resume::From(folder) => Some(Some(folder)),
+    })
 }
 
 impl Args {
@@ -267,6 +283,9 @@ impl Args {
         };
         fraction("lr", Some(base), base, f64::INFINITY)?;
         let momentum = fraction("momentum", self.momentum, 0.9, 1.0)?;
+        if self.momentum.is_some() && name != "sgd" {
+            return Err(Error::config(format!("momentum: belongs to sgd, the optimizer is {name:?}")));
+        }
         if self.cosine == Some(0) {
             return Err(Error::config("cosine: 1 or more updates expected, got 0"));
         }
@@ -318,4 +337,50 @@ pub(super) fn run(args: Args) -> Result<()> {
     }
     print(&format!("{}\n", report.summary()))?;
     if args.json { print_json(&report) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[derive(clap::Parser)]
+    struct Whole {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// What a file that holds `line` is refused for.
+    fn refused(line: &str) -> String {
+        toml::from_str::<Args>(line).err().map(|e| e.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn every_flag_is_a_key_with_dashes_and_with_underscores() {
+        for flag in Whole::command().get_arguments().filter_map(|a| a.get_long()).filter(|f| *f != "config") {
+            for key in [flag.to_string(), flag.replace('-', "_")] {
+                // No setting takes a list: the message is of the value, unless the key is unknown.
+                let said = refused(&format!("{key} = []"));
+                assert!(!said.contains("unknown field") && !said.is_empty(), "{key}: {said:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn resume_in_a_file_is_as_on_the_command_line() {
+        let read = |line: &str| toml::from_str::<Args>(line).expect("settings").resume;
+        assert_eq!(read("resume = true"), Some(None));
+        assert_eq!(read("resume = false"), None);
+        assert_eq!(read("resume = 'runs/x'"), Some(Some("runs/x".into())));
+        assert_eq!(read(""), None);
+        assert!(refused("resume = 7").contains("true, false or a folder expected"));
+    }
+
+    #[test]
+    fn wrong_values_in_a_file_say_what_is_expected() {
+        for value in ["-5", "0", "2.5", "true", "[1]", "'often'"] {
+            let said = refused(&format!("checkpoints = {value}"));
+            assert!(said.contains("checkpoints: epoch, never or a number of minibatches expected"), "{value}: {said}");
+        }
+    }
 }

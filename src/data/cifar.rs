@@ -85,7 +85,7 @@ pub(crate) fn find_cifar100() -> Result<Data> {
 impl Layout {
     fn find(&self) -> Result<Data> {
         let Layout { name, folder, archive, .. } = self;
-        let root = root().ok_or_else(|| {
+        let root = root()?.ok_or_else(|| {
             Error::data(format!("{name}: the environment variable PIPEWRIGHT_DATA must name the folder that holds {folder} (of {archive})"))
         })?;
         self.read(&root)

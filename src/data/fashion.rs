@@ -28,7 +28,8 @@ const FILES: [[(&str, &str); 2]; 2] = [
 /// # Errors
 /// If it is not there, or damaged.
 pub fn fashion_mnist() -> Result<Data> {
-    let places: Vec<PathBuf> = root().map(|r| r.join("fashion-mnist")).into_iter().chain([DEBIAN.into()]).collect();
+    let named = root()?.map(|r| r.join("fashion-mnist"));
+    let places: Vec<PathBuf> = named.into_iter().chain([DEBIAN.into()]).collect();
     match places.iter().find(|p| p.is_dir()) {
         Some(dir) => fashion_mnist_from(dir),
         None => Err(Error::data(format!(

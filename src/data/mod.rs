@@ -150,7 +150,17 @@ impl Parts<'_> {
     }
 }
 
-/// The folder that `$PIPEWRIGHT_DATA` names.
-fn root() -> Option<PathBuf> {
-    std::env::var_os("PIPEWRIGHT_DATA").filter(|v| !v.is_empty()).map(PathBuf::from)
+/// The folder that `$PIPEWRIGHT_DATA` names, if it names any.
+///
+/// # Errors
+/// If there is no such folder.
+fn root() -> Result<Option<PathBuf>> {
+    let named = std::env::var_os("PIPEWRIGHT_DATA").filter(|v| !v.is_empty()).map(PathBuf::from);
+    match named {
+        Some(path) if !path.is_dir() => {
+            let is = if path.exists() { "is none" } else { "does not exist" };
+            Err(Error::config(format!("PIPEWRIGHT_DATA: a folder expected, {} {is}", path.display())))
+        }
+        named => Ok(named),
+    }
 }

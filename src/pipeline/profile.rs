@@ -95,9 +95,11 @@ const FLOPS: f64 = 1e11;
 const BYTES_PER_SECOND: f64 = 1e10;
 
 impl Profile {
-    /// The sizes of micro-batches that tell what those of `size` samples cost, and smaller ones.
-    pub fn sizes(size: usize) -> [usize; 3] {
-        [size.div_ceil(4), size.div_ceil(2), size]
+    /// The sizes of micro-batches that tell what those of `size` samples cost, and smaller ones: not those that a layer refuses,
+    /// as BatchNorm does a single value a channel.
+    pub fn sizes(graph: &Graph, dtype: DType, size: usize) -> Vec<usize> {
+        let smaller = [size.div_ceil(4), size.div_ceil(2)].into_iter().filter(|&s| s < size);
+        smaller.filter(|&s| Profile::operations(graph, dtype, s).is_ok()).chain([size]).collect()
     }
 
     /// Runs training steps on `device` with micro-batches of each of `sizes`. `together` is called before each part of the

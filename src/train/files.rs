@@ -17,12 +17,16 @@ pub enum Every {
     Never,
 }
 
+/// What [`Every`] may be written as.
+const EXPECTED: &str = "epoch, never or a number of minibatches";
+
 /// How it may be written in a file.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Text {
-    Number(u64),
+    Number(i64),
     Word(String),
+    Other(serde::de::IgnoredAny),
 }
 
 impl TryFrom<Text> for Every {
@@ -32,6 +36,7 @@ impl TryFrom<Text> for Every {
         match text {
             Text::Number(n) => n.to_string().parse(),
             Text::Word(word) => word.parse(),
+            Text::Other(_) => Err(Error::config(format!("checkpoints: {EXPECTED} expected, got something else"))),
         }
     }
 }
@@ -50,9 +55,7 @@ impl FromStr for Every {
             ("epoch", _) => Ok(Every::Epoch),
             ("never", _) => Ok(Every::Never),
             (_, Ok(n)) if n > 0 => Ok(Every::Minibatches(n)),
-            _ => Err(Error::config(format!(
-                "checkpoints: epoch, never or a number of minibatches expected, got {text:?}"
-            ))),
+            _ => Err(Error::config(format!("checkpoints: {EXPECTED} expected, got {text:?}"))),
         }
     }
 }

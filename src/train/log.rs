@@ -1,6 +1,6 @@
 //! A log for every worker: a file in the run's folder, and warnings on standard error.
 use crate::{Error, Result};
-use std::{fs::File, path::Path, sync::Mutex};
+use std::{env, fs::File, io::IsTerminal, path::Path, sync::Mutex};
 use tracing::subscriber::{DefaultGuard, NoSubscriber};
 use tracing_subscriber::{EnvFilter, Layer, Registry, filter::LevelFilter, fmt, layer::SubscriberExt};
 
@@ -12,7 +12,10 @@ pub(super) fn attach(out: Option<&Path>, rank: usize, goes_on: bool) -> Result<O
         return Ok(None);
     }
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).from_env_lossy();
-    let console = fmt::layer().with_writer(std::io::stderr).without_time().with_target(false).with_filter(filter);
+    // Colours are for people: not for files and pipes, and not for those who set NO_COLOR.
+    let colours = std::io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    let console = fmt::layer().with_writer(std::io::stderr).with_ansi(colours).without_time().with_target(false);
+    let console = console.with_filter(filter);
     let file = out.map(|out| open(&out.join("logs"), rank, goes_on)).transpose()?;
     let file = file.map(|file| {
         fmt::layer().with_writer(Mutex::new(file)).with_ansi(false).with_target(false).with_filter(LevelFilter::DEBUG)

@@ -39,7 +39,7 @@ const ASSUMED: Link = Link { latency: 1e-6, bandwidth: 5e9 };
 pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> Result<Planning> {
     let (graph, s) = (&*recipe.graph, &recipe.settings);
     let size = s.micro_batch();
-    let sizes = Profile::sizes(size);
+    let sizes = Profile::sizes(graph, s.dtype, size);
     let workers = transport.size();
     let (profile, links) = if s.deterministic {
         (Profile::estimate(graph, &*recipe.optimizer, s.dtype, &sizes)?, None)
