@@ -17,6 +17,7 @@ pub mod data;
 pub mod error;
 mod hex;
 pub mod layers;
+mod memory;
 pub mod models;
 pub mod optim;
 pub mod pipeline;

@@ -514,4 +514,12 @@ fn data_sets_by_name() {
     fails(data::by_name("synthetic:0x1x1"), ErrorKind::Config, &["1 or more"]);
     fails(data::by_name("synthetic:1x1x1:0"), ErrorKind::Config, &["1 or more"]);
     fails(data::by_name("synthetic-tokens:0"), ErrorKind::Config, &["1 or more"]);
+    fails(data::by_name("synthetic-tokens:1000000000"), ErrorKind::Config, &["1000000000 tokens", "4 GiB at most"]);
+    for many in ["4294967297", "10000000000000", "18446744073709551615"] {
+        for name in [format!("synthetic:1x1x1:2:{many}:1"), format!("synthetic:1x1x1:2:1:{many}")] {
+            fails(data::by_name(&name), ErrorKind::Data, &["at most 4294967296 samples expected", many]);
+        }
+        let tokens = format!("synthetic-tokens:2:2:{many}");
+        fails(data::by_name(&tokens), ErrorKind::Data, &["synthetic-tokens", "at most 4294967296", many]);
+    }
 }

@@ -69,6 +69,8 @@ const LONGEST: f64 = 1e9;
 const LARGEST: f64 = 1e18;
 /// Fewer seconds than anything worth a character takes.
 const SHORTEST: f64 = 1e-9;
+/// More characters than anyone reads of a row.
+const MOST_COLUMNS: usize = 100_000;
 
 /// What is simulated.
 struct Subject {
@@ -164,6 +166,9 @@ fn seconds(t: f64) -> String {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
+    if !(1..=MOST_COLUMNS).contains(&args.columns) {
+        return Err(Error::config(format!("columns: 1 to {MOST_COLUMNS} expected, got {}", args.columns)));
+    }
     if let Some(cell) = args.cell.filter(|cell| !(SHORTEST..=LONGEST).contains(cell)) {
         return Err(Error::config(format!("cell: {SHORTEST:e} to {LONGEST:e} s expected, got {cell:e}")));
     }

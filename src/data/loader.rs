@@ -105,6 +105,7 @@ impl Loader {
         train: bool,
     ) -> Result<Loader> {
         let place = || format!("data set {:?}", dataset.name());
+        super::check_len(dataset.name(), dataset.len())?;
         let transforms = chosen(&*dataset, transforms, train).context(place)?;
         let rows = dataset.fields().iter().map(Field::bytes).collect::<Result<_>>().context(place)?;
         Ok(Loader { source: Arc::new(Source { dataset, rows, transforms, seed }), device: device.clone() })

@@ -70,6 +70,17 @@ impl Data {
     }
 }
 
+/// The most samples of a data set: what is held of each in memory stays in proportion.
+const MOST_SAMPLES: u64 = 1 << 32;
+
+/// Makes sure that a data set called `name` may have `len` samples.
+fn check_len(name: &str, len: usize) -> Result<()> {
+    if len as u64 <= MOST_SAMPLES {
+        return Ok(());
+    }
+    Err(Error::data(format!("data set {name:?}: at most {MOST_SAMPLES} samples expected, got {len}")))
+}
+
 /// One data set that has a name on the command line.
 struct Named {
     name: &'static str,

@@ -1,5 +1,5 @@
 //! Which samples make up which minibatch.
-use crate::{Error, Result, tensor::Philox};
+use crate::{Error, Result, memory, tensor::Philox};
 use std::{
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
@@ -37,7 +37,7 @@ impl Sampler {
     /// without `shuffle`.
     ///
     /// # Errors
-    /// If there are no samples, or `batch` is 0.
+    /// If there are no samples, `batch` is 0, or the order of so many samples has no room in memory.
     pub fn new(len: usize, batch: usize, seed: u64, shuffle: bool) -> Result<Sampler> {
         if len == 0 {
             return Err(Error::data("the data set has no samples"));
@@ -45,12 +45,22 @@ impl Sampler {
         if batch == 0 {
             return Err(Error::config("batch: 1 or more expected, got 0"));
         }
+        if shuffle {
+            // The order is drawn in numbers of this machine, and kept in ids.
+            let each = size_of::<usize>() + size_of::<u64>();
+            memory::check(|| format!("the order of {len} samples"), len as u128 * each as u128)?;
+        }
         Ok(Sampler { len, batch, seed, shuffle, order: Arc::default() })
     }
 
     /// The number of samples of an epoch.
     pub fn samples(&self) -> usize {
         self.len
+    }
+
+    /// The most samples of a minibatch.
+    pub fn batch(&self) -> usize {
+        self.batch
     }
 
     /// The number of minibatches of an epoch.

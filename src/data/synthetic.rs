@@ -1,6 +1,6 @@
 //! Data without files, drawn from a seed by index: images whose classes can be learned, and sequences of tokens that follow a
 //! rule. For benchmarks, tests and first steps.
-use super::{Data, Dataset, Field, Sample};
+use super::{Data, Dataset, Field, Sample, check_len};
 use crate::{
     Error, Result,
     tensor::{DType, Philox},
@@ -52,6 +52,7 @@ impl SyntheticImages {
                 "synthetic: {classes} classes of images {shape:?}; 1 or more each expected, and 4 GiB at most"
             )));
         }
+        check_len(name, len)?;
         let points = Philox::new(seed, 0, "data/synthetic/classes");
         let templates = (0..classes as u64).flat_map(|class| template(shape, &points, class)).collect();
         let labels = Philox::new(seed, 0, &format!("data/{name}/label"));
@@ -134,7 +135,12 @@ impl SyntheticTokens {
             )));
         }
         let fields = [Field::new("tokens", [length], DType::I64), Field::new("target", [length], DType::I64)];
-        fields[0].bytes()?;
+        if fields[0].bytes()? > 1 << 32 {
+            return Err(Error::config(format!(
+                "synthetic-tokens: sequences of {length} tokens; 4 GiB at most expected"
+            )));
+        }
+        check_len(name, len)?;
         let stream = Philox::new(seed, 0, &format!("data/{name}"));
         Ok(SyntheticTokens { name: name.into(), len, fields, length, vocabulary, stream })
     }

@@ -368,7 +368,9 @@ impl Stage {
         params: &BTreeMap<NodeId, Vec<crate::autograd::ParamRef>>,
         task: &Task,
     ) -> Result<Error> {
-        let say = |what: String| Error::numeric(format!("step {}: {what}", task.key.step));
+        // Of an evaluation or a prediction only who asked for it knows when it was.
+        let step = if task.mode == Mode::Train { format!("step {}: ", task.key.step) } else { String::new() };
+        let say = |what: String| Error::numeric(format!("{step}{what}"));
         for (at, edge) in &task.ports.inputs {
             if task.arrived.get(at).is_some_and(|t| !t.all_finite().unwrap_or(true)) {
                 let node = &self.graph.nodes()[edge.value.node].name;

@@ -69,11 +69,29 @@ impl Operation {
     ];
 }
 
+/// What forward passes are run for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pass {
+    /// Training.
+    #[default]
+    Training,
+    /// An evaluation, each of whose minibatches is one micro-batch.
+    Evaluation,
+    /// A prediction.
+    Prediction,
+}
+
+impl Pass {
+    const ALL: [Pass; 3] = [Pass::Training, Pass::Evaluation, Pass::Prediction];
+}
+
 /// One piece of work, and where in the pipeline it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Doing {
     /// What.
     pub operation: Operation,
+    /// What for.
+    pub pass: Pass,
     /// For which stage of this worker.
     pub stage: Option<usize>,
     /// For which micro-batch.
@@ -95,7 +113,7 @@ impl Doing {
     fn pack(self) -> [u64; 2] {
         // 0 is for none.
         let field = |n: Option<usize>, bits: u32| n.map_or(0, |n| (n as u64 + 1) & ((1 << bits) - 1));
-        let what = self.operation as u64 | u64::from(self.gradient) << 8;
+        let what = self.operation as u64 | (self.pass as u64) << 6 | u64::from(self.gradient) << 8;
         [
             what | field(self.stage, 15) << 9 | field(self.mb, 40) << 24,
             field(self.peer, 32) | field(self.edge, 32) << 32,
@@ -105,7 +123,8 @@ impl Doing {
     fn unpack([what, message]: [u64; 2]) -> Doing {
         let field = |word: u64, bits: u32| (word & ((1 << bits) - 1)).checked_sub(1).map(|n| n as usize);
         Doing {
-            operation: Operation::ALL.get((what & 0xFF) as usize).copied().unwrap_or_default(),
+            operation: Operation::ALL.get((what & 0x3F) as usize).copied().unwrap_or_default(),
+            pass: Pass::ALL.get((what >> 6 & 3) as usize).copied().unwrap_or_default(),
             gradient: what >> 8 & 1 == 1,
             stage: field(what >> 9, 15),
             mb: field(what >> 24, 40),
@@ -121,7 +140,11 @@ impl fmt::Display for Doing {
             write!(f, "stage {stage}, ")?;
         }
         if let Some(mb) = self.mb {
-            write!(f, "micro-batch {mb}, ")?;
+            match self.pass {
+                Pass::Training => write!(f, "micro-batch {mb}, ")?,
+                Pass::Evaluation => write!(f, "minibatch {mb} of the evaluation, ")?,
+                Pass::Prediction => write!(f, "micro-batch {mb} of the prediction, ")?,
+            }
         }
         let message = |f: &mut fmt::Formatter<'_>, what: &str, towards: &str| {
             write!(f, "{what} the {}", if self.gradient { "gradient" } else { "value" })?;
@@ -161,8 +184,8 @@ const DOING: usize = 3;
 const SINCE: usize = 5;
 /// since when the worker is blocked, or 0,
 const BLOCKED: usize = 6;
-/// and the minibatch, plus 1.
-const MINIBATCH: usize = 7;
+/// and how many minibatches of training have begun.
+const MINIBATCHES: usize = 7;
 
 const RUNNING: u64 = 1;
 /// It came to a clean end, or has said why not.
@@ -203,9 +226,9 @@ impl Status {
         self.store(SINCE, now());
     }
 
-    /// Training goes on to a minibatch.
-    pub fn minibatch(&self, number: u64) {
-        self.store(MINIBATCH, number.saturating_add(1));
+    /// So many minibatches of training have begun.
+    pub fn minibatches(&self, n: u64) {
+        self.store(MINIBATCHES, n);
     }
 
     /// What was begun last.
@@ -284,8 +307,10 @@ impl Status {
 impl fmt::Display for Status {
     /// Worker, process and place, such as `rank 2 (pid 71), stage 2, micro-batch 17, backward, minibatch 17`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} (pid {}), {}", self.rank, self.load(PID), self.doing())?;
-        self.load(MINIBATCH).checked_sub(1).map_or(Ok(()), |number| write!(f, ", minibatch {number}"))
+        let doing = self.doing();
+        write!(f, "rank {} (pid {}), {doing}", self.rank, self.load(PID))?;
+        let after = if doing.pass == Pass::Training { "" } else { "after " };
+        self.load(MINIBATCHES).checked_sub(1).map_or(Ok(()), |last| write!(f, ", {after}minibatch {last}"))
     }
 }
 
@@ -346,8 +371,10 @@ mod tests {
             edge: Some(12),
             gradient: true,
             peer: Some(0),
+            ..Doing::default()
         };
-        for doing in doings.into_iter().chain([all, Doing { mb: Some(0), stage: Some(0), ..all }]) {
+        let passes = Pass::ALL.map(|pass| Doing { pass, ..all });
+        for doing in doings.into_iter().chain(passes).chain([Doing { mb: Some(0), stage: Some(0), ..all }]) {
             assert_eq!(Doing::unpack(doing.pack()), doing);
         }
         assert_eq!(all.to_string(), "stage 7, micro-batch 8589934592, receive the gradient of edge 12 from worker 0");
@@ -357,11 +384,14 @@ mod tests {
     fn slots_are_apart() {
         let all = Status::local(3);
         all[1].begin(Doing { stage: Some(1), mb: Some(17), operation: Operation::Backward, ..Doing::default() });
-        all[1].minibatch(3);
+        all[1].minibatches(4);
         let own = process::id();
         let texts: Vec<String> = all[0].members().map(|s| s.to_string()).collect();
         assert_eq!(texts[0], format!("rank 0 (pid {own}), before the first instruction"));
         assert_eq!(texts[1], format!("rank 1 (pid {own}), stage 1, micro-batch 17, backward, minibatch 3"));
+        all[1].begin(Doing { pass: Pass::Evaluation, ..all[1].doing() });
+        let evaluates = "stage 1, minibatch 17 of the evaluation, backward, after minibatch 3";
+        assert_eq!(all[1].to_string(), format!("rank 1 (pid {own}), {evaluates}"));
         assert!(all.iter().all(|s| s.is_running() && !s.is_gone() && s.blocked_for().is_none()));
         all[2].blocked(|| assert!(all[0].members().any(|s| s.blocked_for().is_some())));
         all[2].leave();

@@ -8,6 +8,7 @@ use crate::{
     Context, Error, Result,
     autograd::{Grads, ParamRef},
     layers::{Graph, NodeId, ParamId},
+    memory,
     optim::Optimizer,
     tensor::{DType, Device, Tensor},
 };
@@ -41,8 +42,24 @@ pub struct Weights {
     updates: u64,
 }
 
+/// Makes sure that this machine has memory for the parameters of `nodes` and the optimizer's state for them.
+///
+/// # Errors
+/// With what they take and what there is.
+pub fn check_memory(graph: &Graph, nodes: &[NodeId], optimizer: &dyn Optimizer, dtype: DType) -> Result<()> {
+    let ids: HashSet<ParamId> = nodes.iter().flat_map(|&n| graph.nodes()[n].params.iter().copied()).collect();
+    let copies = |trainable: bool| 1 + if trainable { optimizer.state().len() } else { 0 };
+    let specs = ids.iter().map(|&id| &graph.params()[id].spec);
+    let elements = specs.map(|s| memory::elements(&s.shape).saturating_mul(copies(s.trainable) as u128));
+    let bytes = elements.fold(0, u128::saturating_add).saturating_mul(dtype.size() as u128);
+    memory::check(|| format!("{} parameters with the optimizer's state for them", ids.len()), bytes)
+}
+
 impl Weights {
     /// The first version of the parameters of `nodes`, and the optimizer's state at zero.
+    ///
+    /// # Errors
+    /// If this machine has no memory for them, or the device refuses a shape.
     pub fn new(
         graph: &Graph,
         nodes: &[NodeId],
@@ -51,6 +68,9 @@ impl Weights {
         dtype: DType,
         device: &Device,
     ) -> Result<Weights> {
+        if device.backend().has_data() {
+            check_memory(graph, nodes, optimizer, dtype)?;
+        }
         let (mut held, mut uses): (Vec<Weight>, BTreeMap<_, Vec<_>>) = Default::default();
         let mut slots = 0;
         for &node in nodes {

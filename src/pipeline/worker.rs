@@ -5,7 +5,7 @@ use super::{
     plan::Plan,
     schedule::{Direction, Inst, Message, MicroBatch},
     stage::{Forward, Measured, Ports, Stage, Task},
-    status::{Doing, Operation, Status},
+    status::{Doing, Operation, Pass, Status},
     transport::{Channel, Header, Ticket, Transport},
 };
 use crate::{
@@ -333,7 +333,12 @@ impl<'t> Worker<'t> {
 
     /// Training goes on to minibatch `number`, for the status page.
     pub fn note_minibatch(&self, number: u64) {
-        self.status.minibatch(number);
+        self.note_done(number.saturating_add(1));
+    }
+
+    /// Training stands after `n` minibatches, for the status page.
+    pub fn note_done(&self, n: u64) {
+        self.status.minibatches(n);
     }
 }
 
@@ -353,7 +358,12 @@ pub fn run(
 
 /// What an instruction is, and for which stage of its worker.
 fn doing(inst: Inst, mission: &Mission) -> Doing {
-    let work = |operation, stage, mb| Doing { operation, stage: Some(stage), mb, ..Doing::default() };
+    let pass = match mission.mode {
+        Mode::Train => Pass::Training,
+        Mode::Eval if mission.ask.is_empty() => Pass::Evaluation,
+        Mode::Eval => Pass::Prediction,
+    };
+    let work = |operation, stage, mb| Doing { operation, pass, stage: Some(stage), mb, ..Doing::default() };
     let message = |operation, m: Message, receives: bool| {
         let edge = mission.plan.edges().get(m.edge);
         // A gradient flows from the edge's end to its beginning.
@@ -361,6 +371,7 @@ fn doing(inst: Inst, mission: &Mission) -> Doing {
         let ends = ends.map(|(from, to)| if receives { (to, from) } else { (from, to) });
         Doing {
             operation,
+            pass,
             stage: ends.map(|e| e.0),
             mb: Some(m.mb),
             edge: Some(m.edge),

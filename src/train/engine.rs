@@ -9,13 +9,14 @@ use crate::{
     autograd::Mode,
     data::{Batch, Loader, Sampler},
     hex::hex,
-    layers::Value,
+    layers::{NodeId, Value},
     pipeline::{
         lead::Lead,
         plan::Plan,
         schedule::{self, Kind, Programs, Wiring, verify::Facts},
         stage::{Measured, Ports, Stage},
         transport::Transport,
+        weights::check_memory,
         worker::{self, Mission, Worker},
     },
     tensor::{Device, Tensor},
@@ -85,8 +86,13 @@ impl<'t> Engine<'t> {
         }
         let setup = recipe.setup();
         let rank = transport.rank();
-        let mine = (0..plan.stages().len()).filter(|&s| plan.stages()[s].workers.contains(&rank));
-        let stages = mine.map(|s| Stage::new(&setup, &plan, s, &device)).collect::<Result<Vec<_>>>()?;
+        let mine = || (0..plan.stages().len()).filter(|&s| plan.stages()[s].workers.contains(&rank));
+        if device.backend().has_data() {
+            let nodes: Vec<NodeId> = mine().flat_map(|s| plan.stages()[s].nodes.clone()).collect();
+            let fits = check_memory(&recipe.graph, &nodes, &*recipe.optimizer, recipe.settings.dtype);
+            fits.context(|| format!("the stages of worker {rank}"))?;
+        }
+        let stages = mine().map(|s| Stage::new(&setup, &plan, s, &device)).collect::<Result<Vec<_>>>()?;
         let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype);
         let in_flight = if recipe.settings.schedule.is_synchronous() { 1 } else { plan.stages().len() as u64 };
         let lead = Lead::new(&device, in_flight)?;
@@ -256,9 +262,22 @@ impl<'t> Engine<'t> {
         std::mem::take(&mut self.losses)
     }
 
+    /// Where training stands while nothing is in flight.
+    fn place(&self) -> String {
+        self.next.checked_sub(1).map_or("before minibatch 0".into(), |last| format!("after minibatch {last}"))
+    }
+
     /// Drains, then runs the samples of `loader` forward and gives loss and accuracy, the same on every worker.
+    ///
+    /// # Errors
+    /// If there are no samples, or with rank, stage, minibatch of the evaluation and operation.
     pub fn evaluate(&mut self, loader: &Loader) -> Result<Evaluation> {
         self.drain()?;
+        self.evaluate_inner(loader).context(|| format!("evaluation {}", self.place()))
+    }
+
+    fn evaluate_inner(&mut self, loader: &Loader) -> Result<Evaluation> {
+        self.worker.note_done(self.next);
         let size = self.recipe.settings.micro_batch();
         let sampler = Sampler::new(loader.dataset().len(), size, 0, false)?;
         let n = sampler.batches_per_epoch();
@@ -276,7 +295,7 @@ impl<'t> Engine<'t> {
                 self.feed.add(&Minibatch { number: mb as u64, ids, batch }, mb, size, None)?;
                 fed = mb + 1;
             }
-            worker::run(&mut self.worker, [inst], &mission, &mut self.feed).context(|| "evaluation")?;
+            worker::run(&mut self.worker, [inst], &mission, &mut self.feed)?;
         }
         self.worker.restart()?;
         let measured = self.worker.take_measured();
@@ -296,7 +315,7 @@ impl<'t> Engine<'t> {
     /// If the value does not exist or is not one per sample, the batch is empty or lacks a field, or with rank, stage,
     /// micro-batch and operation.
     pub fn predict(&mut self, batch: &Batch, value: Value) -> Result<Tensor> {
-        self.predict_inner(batch, value).context(|| "prediction")
+        self.predict_inner(batch, value).context(|| format!("prediction {}", self.place()))
     }
 
     fn predict_inner(&mut self, batch: &Batch, value: Value) -> Result<Tensor> {
@@ -312,6 +331,7 @@ impl<'t> Engine<'t> {
             return Err(Error::data("no samples"));
         }
         self.drain()?;
+        self.worker.note_done(self.next);
         let wanted = graph.ancestors(value.node);
         let plan = Arc::new(self.plan.forward_of(&wanted));
         let size = self.recipe.settings.micro_batch();
