@@ -2,7 +2,7 @@
 #[cfg(feature = "mpi")]
 mod launcher;
 
-use pipewright::tensor::Philox;
+use pipewright::tensor::{Isa, Philox};
 use serde_json::Value;
 use std::{
     path::Path,
@@ -278,6 +278,157 @@ fn settings_may_come_from_a_file_and_flags_win() {
 }
 
 #[test]
+fn a_file_may_ask_to_resume_and_write_its_keys_with_dashes() {
+    let folder = folder();
+    let (file, out) = (path(&folder, "run.toml"), path(&folder, "run"));
+    let settings = format!("model = 'mlp'\ndata = '{DATA}'\nmicro-batches = 2\nkeep-best = true\nout = '{out}'\n");
+    std::fs::write(&file, &settings).expect("a file");
+    let run = |steps: &str| json(&["train", "--config", &file, "--steps", steps, "--quiet", "--json"])["steps"].clone();
+    assert_eq!(run("2"), 2);
+    std::fs::write(&file, settings + "resume = true\n").expect("a file");
+    assert_eq!(run("3"), 3);
+}
+
+#[test]
+fn progress_that_nobody_hears_ends_no_run() {
+    let folder = folder();
+    for (i, full) in [true, false].into_iter().enumerate() {
+        let out = path(&folder, &i.to_string());
+        let mut run = command(&["train", "--model", "mlp", "--data", DATA, "--batch", "16", "--out", &out]);
+        run.stdout(Stdio::null());
+        let device = std::fs::File::options().write(true).open("/dev/full");
+        let mut run = match device.ok().filter(|_| full) {
+            Some(device) => run.stderr(device).spawn().expect("it runs"),
+            None => run.stderr(Stdio::piped()).spawn().expect("it runs"),
+        };
+        // A pipe whose reader left.
+        drop(run.stderr.take());
+        assert!(run.wait().expect("it ends").success(), "{out}");
+        assert!(Path::new(&out).join("checkpoints/step-000006/COMMIT").exists(), "{out}");
+    }
+    // An error that cannot be told is still one, and no panic.
+    let mut wrong =
+        command(&["train", "--model", "vgg17", "--data", DATA]).stderr(Stdio::piped()).spawn().expect("it runs");
+    drop(wrong.stderr.take());
+    assert_eq!(wrong.wait().expect("it ends").code(), Some(1));
+}
+
+#[test]
+fn a_model_that_refuses_small_micro_batches_runs_with_large_ones() {
+    // The last images are of one pixel, of which BatchNorm makes nothing when it is alone.
+    let args = ["--model", "resnet18", "--width", "4", "--data", "synthetic:8x8x3:10:240:12"];
+    let run = ["--schedule", "1f1b", "--steps", "2", "--batch", "16", "--micro-batches", "4", "--quiet", "--json"];
+    let run = [&["train"], &args[..], &run].concat();
+    assert_eq!(json(&run)["steps"], 2);
+    assert_eq!(json(&[&run[..], &["--deterministic", "--workers", "2"]].concat())["steps"], 2);
+    assert!(
+        json(&[&["plan"], &args[..], &["--micro-batch", "4", "--stages", "2", "--json"]].concat())["stages"].is_array()
+    );
+    let one = ["--micro-batch", "1", "--stages", "2", "--deterministic"];
+    fails(&[&["plan"], &args[..], &one].concat(), &["batch_norm"]);
+}
+
+#[test]
+fn a_run_goes_on_with_the_instructions_that_it_began_with() {
+    let folder = folder();
+    let run = |out: &str, isa: Option<&str>, more: &[&str]| {
+        let args =
+            ["train", "--model", "lenet", "--data", DATA, "--batch", "16", "--deterministic", "--quiet", "--json"];
+        let mut run = command(&[&args[..], &["--out", out], more].concat());
+        run.env_remove("PIPEWRIGHT_ISA").envs(isa.map(|isa| ("PIPEWRIGHT_ISA", isa)));
+        run.output().expect("it runs")
+    };
+    let report = |out: Output| -> Value {
+        let stdout = String::from_utf8_lossy(&out.stdout).to_string();
+        serde_json::from_str(stdout.lines().last().unwrap_or_default())
+            .unwrap_or_else(|e| panic!("{e}: {}", text(&out)))
+    };
+    let (whole, cut) = (path(&folder, "whole"), path(&folder, "cut"));
+    let expected = report(run(&whole, Some("portable"), &["--steps", "6"]));
+    report(run(&cut, Some("portable"), &["--steps", "3"]));
+    let others = Isa::available().into_iter().filter(|isa| *isa != Isa::Portable);
+    for other in others {
+        let refused = run(&cut, Some(other.name()), &["--steps", "6", "--resume"]);
+        let said = text(&refused);
+        assert!(!refused.status.success(), "{said}");
+        for word in ["computed with portable", other.name(), "PIPEWRIGHT_ISA"] {
+            assert!(said.contains(word), "{word:?} expected in {said}");
+        }
+    }
+    let resumed = report(run(&cut, None, &["--steps", "6", "--resume"]));
+    assert_eq!(resumed["weights_sha256"], expected["weights_sha256"]);
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn ranks_compute_with_the_lowest_instructions_of_them_all() {
+    if !launcher::is_there() {
+        return;
+    }
+    let folder = folder();
+    let args = ["--model", "lenet", "--data", DATA, "--schedule", "1f1b", "--batch", "16", "--steps", "3"];
+    let args = [&["train"], &args[..], &["--deterministic", "--quiet", "--json"]].concat();
+    let alone = command(&args).env("PIPEWRIGHT_ISA", "portable").output().expect("it runs");
+    let out = path(&folder, "run");
+    let rank = [&["-n", "1", "env", "-u", "PIPEWRIGHT_ISA", PROGRAM], &args[..], &["--out", &out]].concat();
+    let low = [&["-n", "1", "env", "PIPEWRIGHT_ISA=portable", PROGRAM], &args[..], &["--out", &out]].concat();
+    let ranks = end(mpirun(&[&rank[..], &[":"], &low].concat()));
+    let sha = |out: &Output| -> Value {
+        let stdout = String::from_utf8_lossy(&out.stdout).to_string();
+        let report: Value = serde_json::from_str(stdout.lines().last().unwrap_or_default()).unwrap_or_default();
+        report["weights_sha256"].clone()
+    };
+    assert!(sha(&alone).is_string(), "{}", text(&alone));
+    assert_eq!(sha(&ranks), sha(&alone), "{}", text(&ranks));
+}
+
+#[test]
+fn what_fails_in_an_evaluation_is_said_to_be_in_one() {
+    // The step is so long that what the test set makes of the weights is too large.
+    let args = ["train", "--model", "mlp", "--data", DATA, "--steps", "1", "--batch", "96", "--lr", "1e38", "--quiet"];
+    for workers in ["1", "2"] {
+        let args = [&args[..], &["--deterministic", "--workers", workers]].concat();
+        fails(&args, &["not finite", "minibatch 0 of the evaluation, forward", "in evaluation after minibatch 0"]);
+        assert!(!text(&command(&args).output().expect("it runs")).contains("step 0"));
+    }
+}
+
+#[test]
+fn what_this_machine_cannot_hold_is_refused_with_numbers() {
+    let train = |more: &[&str], words: &[&str]| fails(&[&["train", "--quiet", "--steps", "1"], more].concat(), words);
+    for more in [&[][..], &["--deterministic"], &["--optimizer", "adam", "--workers", "2"]] {
+        let wide = ["--model", "mlp", "--width", "1000000", "--data", DATA];
+        train(&[&wide[..], more].concat(), &["parameters with the optimizer's state", "GB, this machine has"]);
+    }
+    for size in ["18446744073709551615", "10000000000000"] {
+        train(&["--model", "mlp", "--data", &format!("synthetic:28x28x1:10:{size}:1")], &["at most 4294967296", size]);
+        train(&["--model", "mlp", "--data", &format!("synthetic:28x28x1:10:64:{size}")], &["at most 4294967296", size]);
+        train(&["--model", "mlp", "--width", size, "--data", DATA], &["error: "]);
+        fails(&["profile", "--model", "mlp", "--width", size, "--data", DATA], &["error: "]);
+    }
+    let simulate = |columns: &str| {
+        fails(&["simulate", "--kind", "gpipe", "--cell", "1e-9", "--columns", columns], &["columns: 1 to 100000"])
+    };
+    ["0", "100001", "99999999999", "18446744073709551615"].iter().for_each(|columns| simulate(columns));
+}
+
+#[test]
+fn a_folder_of_data_that_is_none_is_refused_by_name() {
+    let folder = folder();
+    let file = path(&folder, "file");
+    std::fs::write(&file, "no folder").expect("a file");
+    for (named, words) in [(path(&folder, "nowhere"), "nowhere does not exist"), (file, "file is none")] {
+        for data in ["fashion-mnist", "cifar10", "cifar100"] {
+            let model = if data == "fashion-mnist" { "mlp" } else { "vgg16" };
+            let out = command(&["train", "--model", model, "--data", data]).env("PIPEWRIGHT_DATA", &named).output();
+            let out = out.expect("it runs");
+            let said = text(&out);
+            assert!(!out.status.success() && said.contains("PIPEWRIGHT_DATA") && said.contains(words), "{said}");
+        }
+    }
+}
+
+#[test]
 fn a_minibatch_is_no_larger_than_the_data_set() {
     let huge = ["--model", "mlp", "--data", DATA, "--batch", "99999999999999", "--steps", "3", "--quiet", "--json"];
     assert_eq!(json(&[&["train"], &huge[..]].concat())["steps"], 3);
@@ -326,6 +477,9 @@ fn wrong_settings_are_refused_by_name() {
     train(&["--momentum", "1.5"], &["momentum"]);
     train(&["--lr", "NaN"], &["lr"]);
     train(&["--optimizer", "lion"], &["lion", "adamw"]);
+    for optimizer in ["adam", "adamw"] {
+        train(&["--optimizer", optimizer, "--momentum", "0.5"], &["momentum: belongs to sgd", optimizer]);
+    }
     train(&["--dtype", "f8"], &["f8", "f32 or f64"]);
     train(&["--workers", "0"], &["worker"]);
     train(&["--workers", "40"], &["40 stages"]);
@@ -357,6 +511,10 @@ fn wrong_settings_are_refused_by_name() {
         ("batch = -4", &["run.toml", "-4"]),
         ("batch = [", &["run.toml", "line 1"]),
         ("checkpoints = \"often\"", &["often"]),
+        ("checkpoints = -5", &["checkpoints: epoch, never or a number of minibatches expected", "-5"]),
+        ("optimizer = \"adam\"\nmomentum = 0.5", &["momentum: belongs to sgd"]),
+        ("resume = true\nmodel = \"mlp\"\ndata = \"synthetic\"", &["--out"]),
+        ("micro-batches = 2\nmicro_batches = 2", &["duplicate field"]),
     ] {
         std::fs::write(&file, contents).expect("a file");
         fails(&["train", "--config", &file], words);
@@ -447,9 +605,12 @@ fn damaged_checkpoints_are_refused_by_name_or_passed_over() {
         std::fs::write(&target, before).expect("a file");
     }
     std::fs::write(&weights, &whole[1..]).expect("a file");
-    // The run as a whole goes on from the one before, with a warning.
-    let resumed = run(with(&["--steps", "9", "--json", "--resume"]));
-    assert_eq!(resumed["steps"], 9);
+    // The run as a whole goes on from the one before, with a warning, which has no colours in a pipe.
+    let resumed = with(&["--steps", "9", "--json", "--resume"]);
+    let resumed = command(&resumed.iter().map(String::as_str).collect::<Vec<_>>()).output().expect("it runs");
+    let said = text(&resumed);
+    assert!(resumed.status.success() && said.contains("\"steps\":9"), "{said}");
+    assert!(said.contains("step-000008 is ignored") && !said.contains('\u{1b}'), "{said}");
 }
 
 #[test]

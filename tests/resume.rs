@@ -6,7 +6,10 @@ use pipewright::{
     data::{Data, Dataset, Field, Sample},
     layers::*,
     optim::{Adam, Sgd},
-    pipeline::schedule::Kind,
+    pipeline::{
+        checkpoint::{self, Position, Written},
+        schedule::Kind,
+    },
     tensor::{DType, Philox},
     train::{Control, Every, Report, Session, Settings, Trainer},
 };
@@ -308,6 +311,34 @@ fn predictions_come_through_the_pipeline_without_labels() -> Result<()> {
         assert!(one.0.iter().any(|v| *v != one.0[0]));
         for workers in [2, 4] {
             assert_eq!(predict(workers, n)?, one, "{n} samples on {workers} workers");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_whose_position_contradicts_itself_is_refused() -> Result<()> {
+    let (run, forged) = (folder(), folder());
+    trainer(Kind::GPipe, 1, 6, run.path())?.run()?;
+    let whole = checkpoint::latest(&run.path().join("checkpoints"))?.checkpoint.expect("one");
+    let text = std::fs::read_to_string(whole.folder().join("COMMIT")).expect("a file");
+    let listed: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let mut files: Vec<Written> = serde_json::from_value(listed["files"].clone()).expect("files");
+    files.retain(|f| f.name != "position.json");
+    let changes: [fn(&mut Position); 4] = [|_| (), |p| p.samples += 1, |p| p.epoch += 1, |p| p.epoch = u64::MAX];
+    for (i, change) in changes.into_iter().enumerate() {
+        let mut position = whole.position().clone();
+        change(&mut position);
+        let root = forged.path().join(i.to_string());
+        let aside = checkpoint::begin(&root, position.minibatch)?;
+        for file in &files {
+            std::fs::copy(whole.folder().join(&file.name), aside.join(&file.name)).expect("a copy");
+        }
+        checkpoint::commit(&root, &files, &position, 1)?;
+        let resumed = trainer(Kind::GPipe, 1, 7, &forged.path().join(format!("run{i}")))?.resume(&root).run();
+        match resumed {
+            Ok(report) => assert_eq!((i, report.steps), (0, 7)),
+            Err(e) => assert!(i > 0 && e.to_string().contains("(1, 64) epochs and samples expected"), "{i}: {e}"),
         }
     }
     Ok(())

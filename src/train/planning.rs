@@ -15,7 +15,7 @@ use crate::{
         profile::{NodeCost, Profile},
         transport::{Links, Transport, launcher, measure_links},
     },
-    tensor::Device,
+    tensor::{Device, Isa},
 };
 use sha2::{Digest, Sha256};
 
@@ -117,6 +117,43 @@ pub fn agree(recipe: &Recipe, task: &str, transport: &mut dyn Transport) -> Resu
     Ok(())
 }
 
+/// What a worker says of its instruction set: the one it chose, and whether it was told to.
+type Choice = (Isa, bool);
+
+/// The instruction set that all workers compute with, so that their numbers are those of any other number of workers: the lowest
+/// of what they chose, or, to go on from a run, the one `recorded` of it.
+///
+/// # Errors
+/// On every worker alike, if one of them lacks the recorded set or was told to use another.
+pub fn instructions(recorded: Option<&str>, transport: &mut dyn Transport) -> Result<Isa> {
+    let all: Vec<(String, bool)> = gather(transport, &(Isa::chosen()?.name().to_string(), Isa::demanded()?.is_some()))?;
+    let all = all.iter().map(|(name, told)| Ok((isa_called(name)?, *told))).collect::<Result<Vec<_>>>()?;
+    settle(&all, recorded.map(isa_called).transpose()?)
+}
+
+fn isa_called(name: &str) -> Result<Isa> {
+    let found = Isa::ALL.into_iter().find(|i| i.name() == name);
+    found.ok_or_else(|| {
+        Error::config(format!("instructions {name:?}: one of {} expected", Isa::ALL.map(Isa::name).join(", ")))
+    })
+}
+
+fn settle(all: &[Choice], recorded: Option<Isa>) -> Result<Isa> {
+    let lowest = all.iter().map(|(isa, _)| *isa).min().unwrap_or(Isa::Portable);
+    let Some(recorded) = recorded else { return Ok(lowest) };
+    for (rank, &(isa, told)) in all.iter().enumerate() {
+        let why = match told {
+            true if isa != recorded => format!("rank {rank} was told to use {isa} by PIPEWRIGHT_ISA"),
+            false if isa < recorded => format!("the machine of rank {rank} has no more than {isa}"),
+            _ => continue,
+        };
+        return Err(Error::config(format!(
+            "the run to go on from computed with {recorded} instructions, but {why}, which gives other bits"
+        )));
+    }
+    Ok(recorded)
+}
+
 /// The stages and their times in words.
 pub fn describe(recipe: &Recipe, planned: &Planning) -> String {
     let name = |n: &NodeId| recipe.graph.nodes()[*n].name.as_str();
@@ -133,4 +170,22 @@ pub fn describe(recipe: &Recipe, planned: &Planning) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_settle_on_one_instruction_set() {
+        use Isa::{Avx2, Avx512, Portable};
+        let say = |all: &[Choice], recorded| settle(all, Some(recorded)).unwrap_err().to_string();
+        assert_eq!(settle(&[(Avx512, false), (Avx2, false)], None).unwrap(), Avx2);
+        assert_eq!(settle(&[(Avx512, false), (Portable, true)], None).unwrap(), Portable);
+        assert_eq!(settle(&[(Avx512, false), (Avx512, false)], Some(Avx2)).unwrap(), Avx2);
+        assert_eq!(settle(&[(Avx512, false), (Avx2, true)], Some(Avx2)).unwrap(), Avx2);
+        assert!(say(&[(Avx512, false), (Avx2, false)], Avx512).contains("rank 1 has no more than avx2"));
+        assert!(say(&[(Avx512, true)], Avx2).contains("rank 0 was told to use avx512 by PIPEWRIGHT_ISA"));
+        assert!(isa_called("neon").unwrap_err().to_string().contains("\"neon\": one of portable, avx2, avx512"));
+    }
 }

@@ -2,20 +2,24 @@
 use super::{engine::Engine, files::Files, gather::share, planning, settings::Recipe};
 use crate::{
     Context, Error, Result,
-    data::Data,
+    data::{Data, Sampler},
     pipeline::{
         checkpoint::{self, Checkpoint, Position},
         plan::Plan,
         transport::Transport,
     },
+    tensor::Isa,
 };
 use std::{
     fs::{File, TryLockError},
     path::{Path, PathBuf},
 };
 
+/// The line of [`identity`] that names the instruction set.
+const INSTRUCTIONS: &str = "instructions: ";
+
 /// What a run must have in common with one that it goes on from, a line a matter.
-pub(super) fn identity(recipe: &Recipe, data: &Data) -> String {
+pub(super) fn identity(recipe: &Recipe, data: &Data, isa: Isa) -> String {
     let s = &recipe.settings;
     let schedule = if s.schedule.is_synchronous() { "synchronous" } else { s.schedule.name() };
     // Every synchronous schedule gives the same numbers, for every number of workers.
@@ -29,6 +33,7 @@ pub(super) fn identity(recipe: &Recipe, data: &Data) -> String {
         format!("micro-batches: {micro_batches}"),
         format!("seed: {}", s.seed),
         format!("dtype: {}", s.dtype),
+        format!("{INSTRUCTIONS}{isa}"),
     ]
     .join("\n")
 }
@@ -46,6 +51,13 @@ pub(super) fn save(engine: &mut Engine, root: &Path, position: &Position, keep: 
     let files = engine.gather(&mine)?.concat();
     let done = if first { Some(checkpoint::commit(root, &files, position, keep)?) } else { None };
     engine.share(done)?.ok_or_else(|| Error::checkpoint("no worker completed it"))
+}
+
+/// Epochs and samples done before minibatch `next`.
+pub(super) fn stand(sampler: &Sampler, next: u64) -> (u64, u64) {
+    let (epoch, index) = sampler.locate(next);
+    let seen = |n: u64, size: usize| n.saturating_mul(size as u64);
+    (epoch, seen(epoch, sampler.samples()).saturating_add(seen(index, sampler.batch())))
 }
 
 /// Makes sure that a run which goes on from nothing is not mistaken for an earlier one in the same folder.
@@ -117,11 +129,16 @@ fn newest(folder: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// Makes sure that `found` is of a run like this one.
+/// The instruction set that `found` was computed with, by its name.
+pub(super) fn instructions(found: &Checkpoint) -> Option<&str> {
+    found.position().config.lines().find_map(|line| line.strip_prefix(INSTRUCTIONS))
+}
+
+/// Makes sure that `found` is of a run like this one, whose minibatches are those of `sampler`.
 ///
 /// # Errors
 /// Naming what differs.
-pub(super) fn check(found: &Checkpoint, identity: &str) -> Result<()> {
+pub(super) fn check(found: &Checkpoint, identity: &str, sampler: &Sampler) -> Result<()> {
     let theirs = &found.position().config;
     for (a, b) in theirs.lines().zip(identity.lines()) {
         if a != b {
@@ -131,6 +148,14 @@ pub(super) fn check(found: &Checkpoint, identity: &str) -> Result<()> {
     }
     if theirs.lines().count() != identity.lines().count() {
         return Err(Error::checkpoint(format!("{} is of another kind of run: {theirs:?}", found.folder().display())));
+    }
+    let (at, folder) = (found.position(), found.folder().display());
+    let (want, got) = (stand(sampler, at.minibatch), (at.epoch, at.samples));
+    if want != got {
+        let at = at.minibatch;
+        return Err(Error::checkpoint(format!(
+            "{folder}: {want:?} epochs and samples expected before minibatch {at}, its position says {got:?}"
+        )));
     }
     Ok(())
 }

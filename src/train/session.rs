@@ -14,7 +14,7 @@ use crate::{
     data::{Batch, Data, Loader, Prefetch, Sampler},
     layers::Value,
     pipeline::{checkpoint::Position, faults, plan::Plan, transport::Transport},
-    tensor::{Device, Tensor},
+    tensor::{CpuOptions, Device, Tensor},
 };
 use std::path::{Path, PathBuf};
 
@@ -68,15 +68,17 @@ impl<'t> Session<'t> {
         planning::agree(&recipe, &format!("{} {:?} {}", task.told, task.files, data.train.name()), transport)?;
         // Minibatches are no larger than the data set, and so no buffer need be.
         recipe.settings.batch = recipe.settings.batch.min(data.train.len().max(1));
-        let identity = saving::identity(&recipe, data);
+        let sampler = Sampler::new(data.train.len(), recipe.settings.batch, recipe.settings.seed, true)?;
         let found = task.files.resume.as_ref().map(|folder| saving::find(folder, transport)).transpose()?;
+        let isa = planning::instructions(found.as_ref().and_then(saving::instructions), transport)?;
+        let identity = saving::identity(&recipe, data, isa);
         if let Some(found) = &found {
-            saving::check(found, &identity)?;
+            saving::check(found, &identity, &sampler)?;
             if let (PlanChoice::Auto, Some(plan)) = (&recipe.settings.plan, saving::plan_of(found, &recipe, workers)?) {
                 recipe.settings.plan = PlanChoice::Given(plan);
             }
         }
-        let device = Device::cpu(recipe.settings.threads)?;
+        let device = Device::cpu_with(CpuOptions { threads: recipe.settings.threads, ..CpuOptions::new(isa) })?;
         let planning = planning::make(&recipe, &device, transport)?;
         let mut engine = Engine::new(recipe.clone(), planning.plan.clone(), device.clone(), transport)?;
         let mut history = History::default();
@@ -86,7 +88,6 @@ impl<'t> Session<'t> {
             history = kept.map_err(|e| Error::checkpoint(format!("{}: history: {e}", found.folder().display())))?;
         }
         let (train, test) = data.loaders(&device, recipe.settings.seed)?;
-        let sampler = Sampler::new(data.train.len(), recipe.settings.batch, recipe.settings.seed, true)?;
         let mut session = Session {
             tally: Tally::new(history, sampler.batches_per_epoch()),
             files: task.files.clone(),
@@ -400,11 +401,11 @@ impl<'t> Session<'t> {
         let sums = self.engine.has_loss().then(|| self.tally.history.sums.clone());
         let sums = self.engine.share(sums)?.unwrap_or_default();
         let history = serde_json::to_value(self.tally.kept(next, &sums));
-        let (epoch, index) = self.sampler.locate(next);
+        let (epoch, samples) = saving::stand(&self.sampler, next);
         let position = Position {
             minibatch: next,
             epoch,
-            samples: epoch * self.sampler.samples() as u64 + index * self.recipe().settings.batch as u64,
+            samples,
             seed: self.recipe().settings.seed,
             config: self.identity.clone(),
             plan: self.plan().to_text(&self.recipe().graph),

@@ -145,7 +145,15 @@ pub fn open(folder: &Path) -> Result<Checkpoint> {
         }
         files.push(file);
     }
-    let position = position.ok_or_else(|| Error::checkpoint(format!("{} lists no {POSITION}", path.display())))?;
+    let position: Position =
+        position.ok_or_else(|| Error::checkpoint(format!("{} lists no {POSITION}", path.display())))?;
+    // Every minibatch is an update of every stage.
+    if let Some(file) = files.iter().find(|f| f.updates != position.minibatch) {
+        let (want, got, path) = (position.minibatch, file.updates, file.path.display());
+        return Err(Error::checkpoint(format!(
+            "{path}: {want} updates expected, as many as the minibatches of {POSITION}, it has seen {got}"
+        )));
+    }
     Ok(Checkpoint { folder: folder.to_path_buf(), position, files, index })
 }
 
@@ -262,27 +270,5 @@ impl Checkpoint {
         reader.seek(SeekFrom::Start(file.start + from as u64)).map_err(io)?;
         reader.read_exact(&mut bytes).map_err(io)?;
         Tensor::from_bytes(&bytes, dtype, shape, device).context(|| format!("tensor {name:?}"))
-    }
-
-    /// How many updates the weights called `names` have seen. Without names, the most that any stage has: a stage without weights
-    /// keeps step with the others.
-    ///
-    /// # Errors
-    /// If one is missing, or stages that saw different numbers of updates would become one.
-    pub fn updates<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<u64> {
-        let mut found: Option<(&str, u64)> = None;
-        for name in names {
-            let updates = self.find(name)?.0.updates;
-            match found {
-                Some((other, n)) if n != updates => {
-                    return Err(Error::checkpoint(format!(
-                        "{}: {other:?} has seen {n} updates and {name:?} {updates}; they cannot share a stage",
-                        self.folder.display()
-                    )));
-                }
-                _ => found = Some((name, updates)),
-            }
-        }
-        Ok(found.map_or_else(|| self.files.iter().map(|f| f.updates).max().unwrap_or(0), |(_, n)| n))
     }
 }

@@ -19,14 +19,13 @@ pub fn stage_tensors(stage: &Stage, optimizer: &dyn Optimizer) -> Vec<(String, T
 /// wrote them. If something is wrong the stage stays as it was.
 ///
 /// # Errors
-/// If a tensor is missing or of another type or shape, a file is damaged, or its weights saw different numbers of updates.
+/// If a tensor is missing or of another type or shape, or a file is damaged.
 pub fn load_stage(from: &Checkpoint, stage: &mut Stage, optimizer: &dyn Optimizer) -> Result<()> {
     let place = format!("stage {}", stage.index());
     let read = |name: &str, like: &Tensor| from.read(name, like.dtype(), like.shape(), like.device());
     let wanted = stage_tensors(stage, optimizer);
     let loaded =
         wanted.iter().map(|(name, like)| read(name, like)).collect::<Result<Vec<_>>>().context(|| place.as_str())?;
-    let updates = from.updates(stage.weights().held().iter().map(|w| w.name.as_str())).context(|| place.as_str())?;
     let mut loaded = loaded.into_iter();
     for w in stage.weights_mut().held_mut() {
         for (to, t) in [&mut w.tensor].into_iter().chain(&mut w.state).zip(&mut loaded) {
@@ -36,6 +35,6 @@ pub fn load_stage(from: &Checkpoint, stage: &mut Stage, optimizer: &dyn Optimize
     for (to, t) in stage.states_mut().zip(loaded) {
         *to = t;
     }
-    stage.weights_mut().set_updates(updates);
+    stage.weights_mut().set_updates(from.position().minibatch);
     Ok(())
 }

@@ -29,10 +29,16 @@ impl Isa {
     /// # Errors
     /// If the variable names a set that does not exist or that this machine lacks.
     pub fn chosen() -> Result<Isa> {
-        match std::env::var("PIPEWRIGHT_ISA") {
-            Ok(name) => Isa::named(&name),
-            Err(_) => Ok(Isa::ALL.into_iter().rfind(|i| i.is_available()).unwrap_or(Isa::Portable)),
-        }
+        let best = || Isa::ALL.into_iter().rfind(|i| i.is_available()).unwrap_or(Isa::Portable);
+        Ok(Isa::demanded()?.unwrap_or_else(best))
+    }
+
+    /// The set that the environment variable `PIPEWRIGHT_ISA` names, if it is set.
+    ///
+    /// # Errors
+    /// If it names a set that does not exist or that this machine lacks.
+    pub fn demanded() -> Result<Option<Isa>> {
+        std::env::var_os("PIPEWRIGHT_ISA").map(|name| Isa::named(&name.to_string_lossy())).transpose()
     }
 
     fn named(name: &str) -> Result<Isa> {
