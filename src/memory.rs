@@ -1,5 +1,6 @@
 //! How much memory this machine has, for what must not be asked of it.
 use crate::{Error, Result};
+use std::sync::OnceLock;
 
 /// Makes sure that the machine has the `bytes` that `what` takes, where it says how many it has.
 ///
@@ -20,9 +21,10 @@ fn within(total: Option<u64>, what: impl FnOnce() -> String, bytes: u128) -> Res
     }
 }
 
-/// All memory of this machine in bytes.
+/// All memory of this machine in bytes, as it was when it was first asked for.
 fn total() -> Option<u64> {
-    read(&std::fs::read_to_string("/proc/meminfo").ok()?)
+    static ONCE: OnceLock<Option<u64>> = OnceLock::new();
+    *ONCE.get_or_init(|| read(&std::fs::read_to_string("/proc/meminfo").ok()?))
 }
 
 fn read(meminfo: &str) -> Option<u64> {

@@ -406,6 +406,12 @@ fn what_this_machine_cannot_hold_is_refused_with_numbers() {
         train(&["--model", "mlp", "--width", size, "--data", DATA], &["error: "]);
         fails(&["profile", "--model", "mlp", "--width", size, "--data", DATA], &["error: "]);
     }
+    // Too large for the count of its operations too.
+    train(&["--model", "resnet18", "--width", "100000000", "--data", "synthetic:8x8x3:4:96"], &["too large"]);
+    let profile = ["profile", "--model", "mlp", "--data", "synthetic:1000x1000x1:4:96", "--micro-batch", "1000000"];
+    fails(&[&profile[..], &["--width", "4"]].concat(), &["a tensor f32[1000000, 1000, 1000, 1] takes 4000.0 GB"]);
+    let workers = ["1048577", "18446744073709551615"];
+    workers.iter().for_each(|n| fails(&["simulate", "--kind", "gpipe", "--workers", n], &["workers: at most 1048576"]));
     let simulate = |columns: &str| {
         fails(&["simulate", "--kind", "gpipe", "--cell", "1e-9", "--columns", columns], &["columns: 1 to 100000"])
     };

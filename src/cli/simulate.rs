@@ -69,6 +69,8 @@ const LONGEST: f64 = 1e9;
 const LARGEST: f64 = 1e18;
 /// Fewer seconds than anything worth a character takes.
 const SHORTEST: f64 = 1e-9;
+/// More workers than any schedule is for.
+const MOST_WORKERS: usize = 1 << 20;
 /// More characters than anyone reads of a row.
 const MOST_COLUMNS: usize = 100_000;
 
@@ -197,6 +199,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
 
 /// Stages as the command line says.
 fn given(args: &Args) -> Result<Subject> {
+    if args.workers > MOST_WORKERS {
+        return Err(Error::config(format!("workers: at most {MOST_WORKERS} expected, got {}", args.workers)));
+    }
     let wiring = Wiring::straight(args.workers);
     let (stages, edges) = (wiring.stages.len(), wiring.edges.len());
     let seconds = |name, numbers: &[f64]| each(name, numbers, stages, LONGEST);

@@ -260,8 +260,14 @@ impl Conv2d {
     /// Multiply-adds of the forward pass, times two.
     pub fn flops(&self) -> u64 {
         let [oh, ow] = self.out().unwrap_or_default();
-        2 * (self.n * oh * ow * self.co * self.kernel[0] * self.kernel[1] * (self.ci / self.groups.max(1))) as u64
+        let [kh, kw] = self.kernel;
+        operations(&[self.n, oh, ow, self.co, kh, kw, self.ci / self.groups.max(1)])
     }
+}
+
+/// Twice the product of `factors`: the operations of so many multiply-adds.
+pub(crate) fn operations(factors: &[usize]) -> u64 {
+    factors.iter().fold(2, |n: u64, &f| n.saturating_mul(f as u64))
 }
 
 impl Pool2d {
@@ -325,7 +331,7 @@ impl Attention {
     /// Multiply-adds, times two, of one product with all scores of all heads; the forward pass has two. Scores that `causal` leaves
     /// out count too.
     pub fn flops(&self) -> u64 {
-        2 * (self.n * self.heads * self.t * self.t * self.d) as u64
+        operations(&[self.n, self.heads, self.t, self.t, self.d])
     }
 }
 
@@ -366,7 +372,7 @@ impl Lstm {
 
     /// Multiply-adds of the products of all tokens, times two: forward, and as many backward.
     pub fn flops(&self) -> u64 {
-        2 * (self.n * self.t * 4 * self.d * self.d) as u64
+        operations(&[self.n, self.t, 4, self.d, self.d])
     }
 }
 

@@ -4,7 +4,8 @@
 use super::{
     Backend, InOut, Pool, View, ViewMut,
     backend::{
-        AdamStep, Attention, Binary, Conv2d, Counted, CrossEntropy, Dropout, Gemm, Lstm, Pool2d, Reduce, SgdStep, Unary,
+        AdamStep, Attention, Binary, Conv2d, Counted, CrossEntropy, Dropout, Gemm, Lstm, Pool2d, Reduce, SgdStep,
+        Unary, operations,
     },
 };
 use crate::Result;
@@ -94,7 +95,7 @@ impl Backend for Meta {
     }
     fn gemm(&self, g: Gemm, a: View, b: View, bias: Option<View>, y: ViewMut) -> Result<()> {
         self.count_products(
-            2 * (g.batch * g.m * g.n * g.k) as u64,
+            operations(&[g.batch, g.m, g.n, g.k]),
             &[read(&a), read(&b), bias.map_or(0, |v| read(&v)), written(&y)],
         )
     }
@@ -198,10 +199,10 @@ impl Backend for Meta {
         self.count(4 * len(&y), &[read(&y), read(&dy), written(&dx)])
     }
     fn attention(&self, a: Attention, qkv: View, y: ViewMut, lse: ViewMut) -> Result<()> {
-        self.count_products(2 * a.flops(), &[read(&qkv), written(&y), written(&lse)])
+        self.count_products(a.flops().saturating_mul(2), &[read(&qkv), written(&y), written(&lse)])
     }
     fn attention_grad(&self, a: Attention, qkv: View, [y, lse]: [View; 2], dy: View, dqkv: ViewMut) -> Result<()> {
-        self.count_products(5 * a.flops(), &[read(&qkv), read(&y), read(&lse), read(&dy), written(&dqkv)])
+        self.count_products(a.flops().saturating_mul(5), &[read(&qkv), read(&y), read(&lse), read(&dy), written(&dqkv)])
     }
     fn lstm(&self, l: Lstm, w: View, start: Option<[View; 2]>, gates: InOut, y: ViewMut, c: ViewMut) -> Result<()> {
         let start = start.map_or(0, |[h, c]| read(&h) + read(&c));

@@ -24,7 +24,7 @@ pub(crate) use dtype::{with_dtype, with_float};
 pub use rng::Philox;
 pub use shape::Layout;
 
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 use std::{fmt, sync::Arc};
 
 /// An immutable array. A clone shares the memory; [`update`](Tensor::update) writes in place only where nothing else does.
@@ -101,10 +101,7 @@ impl Tensor {
 
     /// A tensor whose contents are leftovers, to be written before it is seen (several outputs of one kernel).
     pub(crate) fn uninit(device: &Device, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        let bytes = checked_len(shape)?
-            .checked_mul(dtype.size())
-            .filter(|&b| b <= isize::MAX as usize / 2)
-            .ok_or_else(|| Error::shape(format!("{dtype}{shape:?} is too large")))?;
+        let bytes = checked_bytes(shape, dtype, device)?;
         Ok(Tensor::from_buffer(device.pool().get(bytes), dtype, shape, device))
     }
 
@@ -288,6 +285,19 @@ fn same_device(d: &Device, t: &Tensor) -> Result<()> {
     } else {
         Err(Error::device(format!("tensors of two devices mixed: {d:?} and {:?}", t.device)))
     }
+}
+
+/// Bytes that no tensor has more of, with data or without: sums of some operands' bytes are numbers.
+const LARGEST: usize = 1 << 48;
+
+/// The bytes of a tensor that can be: with data, one that fits into this machine's memory.
+pub(crate) fn checked_bytes(shape: &[usize], dtype: DType, device: &Device) -> Result<usize> {
+    let bytes = checked_len(shape)?.checked_mul(dtype.size()).filter(|&b| b <= LARGEST);
+    let bytes = bytes.ok_or_else(|| Error::shape(format!("{dtype}{shape:?} is too large")))?;
+    if device.backend().has_data() {
+        memory::check(|| format!("a tensor {dtype}{shape:?}"), bytes as u128)?;
+    }
+    Ok(bytes)
 }
 
 fn checked_len(shape: &[usize]) -> Result<usize> {

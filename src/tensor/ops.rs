@@ -2,7 +2,7 @@
 use super::{
     DType, Device, InOut, Tensor, View,
     backend::{Binary, Gemm, Reduce, Unary},
-    checked_len, same_device, shape,
+    checked_bytes, checked_len, same_device, shape,
 };
 use crate::{Error, Result};
 
@@ -289,13 +289,13 @@ pub(crate) fn view_of(t: &Option<Tensor>) -> Option<View<'_>> {
 impl Device {
     /// Uniform numbers in [lo, hi) for `shape`, from the stream of `rng`.
     pub fn uniform(&self, rng: super::Philox, lo: f64, hi: f64, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let n = shape.iter().product();
+        let n = checked_bytes(shape, dtype, self)? / dtype.size();
         self.from_f64(rng.uniform(0, n).map(|u| lo + (hi - lo) * u), shape, dtype)
     }
 
     /// Normally distributed numbers for `shape`, from the stream of `rng`.
     pub fn normal(&self, rng: super::Philox, std: f64, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let n = shape.iter().product();
+        let n = checked_bytes(shape, dtype, self)? / dtype.size();
         self.from_f64(rng.normal(0, n).map(|v| std * v), shape, dtype)
     }
 
