@@ -249,6 +249,9 @@ impl Tensor {
 
     /// Of `qkv[n,t,3,heads,d]` (self, of any shape with as many elements): `y[n,t,heads·d]` and `lse[n,heads,t]`, kept for the gradient.
     pub fn attention(&self, a: Attention) -> Result<(Tensor, Tensor)> {
+        if a.heads == 0 || a.d == 0 {
+            return Err(Error::shape(format!("attention: a head of a feature or more expected, got {a:?}")));
+        }
         let qkv = self.reshape(&a.qkv_shape())?;
         let mut lse = Tensor::uninit(&self.device, self.dtype, &a.lse_shape())?;
         let y = Tensor::build(&self.device, self.dtype, &a.y_shape(), |b, y| {
@@ -259,6 +262,9 @@ impl Tensor {
 
     /// The gradient of `qkv`, in its shape, from dy (self), qkv, and y and lse of [`attention`](Tensor::attention).
     pub fn attention_grad(&self, a: Attention, qkv: &Tensor, y: &Tensor, lse: &Tensor) -> Result<Tensor> {
+        if a.heads == 0 || a.d == 0 {
+            return Err(Error::shape(format!("attention_grad: a head of a feature or more expected, got {a:?}")));
+        }
         self.expect("attention_grad", "dy", self, self.dtype, &a.y_shape())?;
         y.expect("attention_grad", "y", self, self.dtype, &a.y_shape())?;
         lse.expect("attention_grad", "lse", self, self.dtype, &a.lse_shape())?;

@@ -18,6 +18,8 @@ use std::ops::Range;
 
 /// Rows of a block, about: whole tiles.
 const ROWS: usize = 56;
+/// Rows of scores are as long as so many, or a multiple, so that vectors leave no rest.
+const WIDTH: usize = 32;
 /// Multiply-adds that are worth a thread.
 const GRAIN: usize = 500_000;
 
@@ -28,8 +30,9 @@ struct Shape<'a> {
     kernels: &'static Kernels,
     /// Rows of a block.
     rows: usize,
-    /// Elements that the packed matrix [d, t] takes up, and those of a block's scores.
+    /// Elements that the packed matrix [d, t] takes up, those from row to row of scores, and those of a block's scores.
     panels: usize,
+    ld: usize,
     scores: usize,
     /// Elements that products need.
     products: usize,
@@ -54,7 +57,8 @@ impl<'a> Shape<'a> {
             kernels,
             rows,
             panels: a.d * a.t.next_multiple_of(kernels.nr),
-            scores: rows * a.t,
+            ld: a.t.next_multiple_of(WIDTH),
+            scores: rows * a.t.next_multiple_of(WIDTH),
             products: products.next_multiple_of(16),
             scale: (1.0 / (a.d as f64).sqrt()) as f32,
         }
@@ -106,11 +110,10 @@ impl<'a> Shape<'a> {
         rows.pack(self.cpu.simd, 0..d, 0..t, self.kernels.nr, out);
     }
 
-    /// `scores[rows, columns]` (t apart) = rows of d elements, `ld` apart, that begin `data`, times a packed matrix.
+    /// `scores[rows, columns]` = rows of d elements, `ld` apart, that begin `data`, times a packed matrix.
     fn score(&self, data: &[f32], ld: usize, panels: &[f32], [m, n]: [usize; 2], scores: &mut [f32], work: &mut [f32]) {
-        let Attention { t, d, .. } = self.a;
-        let (a, b) = (A::Rows { data, ld }, B::Panels { data: panels });
-        let p = Problem { m, n, k: d, a, b, bias: None, row: Box::new(move |i| i * t) };
+        let (a, b, apart) = (A::Rows { data, ld }, B::Panels { data: panels }, self.ld);
+        let p = Problem { m, n, k: self.a.d, a, b, bias: None, row: Box::new(move |i| i * apart) };
         alone(self.cpu, &p, false, &Shared::new(scores), work);
     }
 }
@@ -144,12 +147,13 @@ pub(crate) fn forward(cpu: &Cpu, a: Attention, qkv: View, mut y: ViewMut, mut ls
             shape.pack(k, step, panels);
             for (rows, seen) in shape.blocks() {
                 shape.score(&q[rows.start * step..], step, panels, [rows.len(), seen], scores, work);
-                for (i, row) in rows.clone().zip(scores.chunks_mut(a.t)) {
-                    lse[i] = cpu.simd.run(Softmax { x: &mut row[..seen], seen: shape.seen(i), scale: shape.scale });
+                for (i, row) in rows.clone().zip(scores.chunks_mut(shape.ld)) {
+                    let x = &mut row[..seen.next_multiple_of(WIDTH)];
+                    lse[i] = cpu.simd.run(Softmax { x, seen: shape.seen(i), scale: shape.scale });
                 }
                 let (from, b) = (rows.start, B::Rows { data: v, ld: step });
                 let row = Box::new(move |i| at + (from + i) * ld);
-                let a = A::Rows { data: scores, ld: a.t };
+                let a = A::Rows { data: scores, ld: shape.ld };
                 let p = Problem { m: rows.len(), n: shape.a.d, k: seen, a, b, bias: None, row };
                 alone(cpu, &p, false, &y, work);
             }
@@ -158,8 +162,8 @@ pub(crate) fn forward(cpu: &Cpu, a: Attention, qkv: View, mut y: ViewMut, mut ls
     Ok(())
 }
 
-/// Replaces the first `seen` scores by the softmax of their multiples by `scale` and the others by zeros; gives the logarithm of
-/// the sum of their exponentials.
+/// Replaces the first `seen` scores by the softmax of their multiples by `scale` and the others, whatever they are, by zeros; gives
+/// the logarithm of the sum of their exponentials.
 struct Softmax<'a> {
     x: &'a mut [f32],
     seen: usize,
@@ -171,13 +175,15 @@ impl Job for Softmax<'_> {
     #[inline(always)]
     fn run(self) -> f32 {
         let Softmax { x, seen, scale } = self;
-        let (x, unseen) = x.split_at_mut(seen);
+        // The others go through the same loops as one of the seen.
+        let one = x[0];
+        x[seen..].fill(one);
         let max = scale * math::fold(x, f32::NEG_INFINITY, math::max, math::max);
         x.iter_mut().for_each(|x| *x = math::exp(scale * *x - max));
+        x[seen..].fill(0.0);
         let sum = math::fold(x, 0.0, |a, b| a + b, |a, b| a + b);
-        let one = 1.0 / sum;
-        x.iter_mut().for_each(|x| *x *= one);
-        unseen.fill(0.0);
+        let share = 1.0 / sum;
+        x.iter_mut().for_each(|x| *x *= share);
         max + sum.ln()
     }
 }
@@ -219,10 +225,11 @@ pub(crate) fn backward(
                 let (q, dy) = (&q[rows.start * step..], &dy[rows.start * ld..]);
                 shape.score(q, step, keys, size, probs, work);
                 shape.score(dy, ld, values, size, slopes, work);
-                let scores = probs.chunks_mut(a.t).zip(slopes.chunks_mut(a.t));
+                let scores = probs.chunks_mut(shape.ld).zip(slopes.chunks_mut(shape.ld));
+                let width = seen.next_multiple_of(WIDTH);
                 for ((i, row), (p, ds)) in rows.clone().enumerate().zip(scores) {
                     let (y, dy) = (&y[row * ld..][..a.d], &dy[i * ld..][..a.d]);
-                    let (p, ds, lse) = (&mut p[..seen], &mut ds[..seen], lse[row]);
+                    let (p, ds, lse) = (&mut p[..width], &mut ds[..width], lse[row]);
                     cpu.simd.run(Slopes { p, ds, y, dy, seen: shape.seen(row), scale: shape.scale, lse });
                 }
                 let product = |which, m, from, k, a, b, add, work: &mut [f32]| {
@@ -232,11 +239,11 @@ pub(crate) fn backward(
                 };
                 let (m, is_last) = (rows.len(), rows.end == a.t);
                 // dq = ds·k, dk += dsᵀ·q, dv += pᵀ·dy
-                let ds = A::Rows { data: slopes, ld: a.t };
+                let ds = A::Rows { data: slopes, ld: shape.ld };
                 product(0, m, rows.start, seen, ds, B::Rows { data: k, ld: step }, false, work);
-                let ds = A::Columns { data: slopes, ld: a.t };
+                let ds = A::Columns { data: slopes, ld: shape.ld };
                 product(1, seen, 0, m, ds, B::Rows { data: q, ld: step }, !is_last, work);
-                let p = A::Columns { data: probs, ld: a.t };
+                let p = A::Columns { data: probs, ld: shape.ld };
                 product(2, seen, 0, m, p, B::Rows { data: dy, ld }, !is_last, work);
             }
         }
@@ -245,7 +252,7 @@ pub(crate) fn backward(
 }
 
 /// Replaces the first `seen` scores by their probabilities p and their gradients by the slopes ds = p·(ds − Σ dy·y)·scale, the
-/// others by zeros.
+/// others, whatever they are, by zeros.
 struct Slopes<'a> {
     p: &'a mut [f32],
     ds: &'a mut [f32],
@@ -262,12 +269,11 @@ impl Job for Slopes<'_> {
     fn run(self) {
         let Slopes { p, ds, y, dy, seen, scale, lse } = self;
         let mean = math::sum2(y, dy, |y, dy| y * dy);
-        let ((p, p_rest), (ds, ds_rest)) = (p.split_at_mut(seen), ds.split_at_mut(seen));
-        for (p, ds) in p.iter_mut().zip(ds) {
+        for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {
             *p = math::exp(scale * *p - lse);
             *ds = *p * (*ds - mean) * scale;
         }
-        p_rest.fill(0.0);
-        ds_rest.fill(0.0);
+        p[seen..].fill(0.0);
+        ds[seen..].fill(0.0);
     }
 }

@@ -78,11 +78,20 @@ impl Problem<'_> {
         }
     }
 
+    /// Columns that are computed together: for packed ones as many as the second-level cache holds of `b`.
+    fn width(&self) -> usize {
+        match self.way() {
+            Way::Packed if self.k <= KS / 2 => 2 * NC,
+            Way::Packed => NC,
+            _ => self.n.max(1),
+        }
+    }
+
     /// Elements of packed `a` and `b` that one thread needs.
     fn scratch(&self, kernels: &Kernels) -> [usize; 2] {
         let a = self.m.min(MC).div_ceil(kernels.mr) * self.a.panel(kernels.mr);
         let b = match self.way() {
-            Way::Packed => self.k.min(KS) * self.n.min(NC).next_multiple_of(kernels.nr),
+            Way::Packed => self.k.min(KS) * self.n.min(self.width()).next_multiple_of(kernels.nr),
             // The last, incomplete panel.
             Way::Direct => self.k.min(KS) * kernels.nr,
             Way::Panels | Way::Dot => 0,
@@ -163,7 +172,7 @@ impl Worker<'_, '_> {
         let block = p.block().max(1);
         let super_block = (KS / block * block).max(block);
         let nr = self.kernels.nr;
-        let width = if p.way() == Way::Packed { NC } else { p.n };
+        let width = p.width();
         for j0 in cols.clone().step_by(width) {
             let cols = j0..cols.end.min(j0 + width);
             let mut k0 = 0;

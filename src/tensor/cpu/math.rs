@@ -121,7 +121,13 @@ pub(crate) fn fold(row: &[f32], start: f32, f: impl Fn(f32, f32) -> f32, join: i
 /// The upper half of some folds joined to the lower one, in as many steps as vectors need.
 #[inline(always)]
 fn halved<const N: usize, const HALF: usize>(lanes: &[f32; N], join: impl Fn(f32, f32) -> f32) -> [f32; HALF] {
-    std::array::from_fn(|i| join(lanes[i], lanes[i + HALF]))
+    // A loop, since a closure handed to a function of the library is not inlined for sure.
+    let (low, high) = lanes.split_at(HALF);
+    let mut joined = [0.0; HALF];
+    for ((j, &a), &b) in joined.iter_mut().zip(low).zip(high) {
+        *j = join(a, b);
+    }
+    joined
 }
 
 /// The sum of `f(a, b)` over two rows of equal length, in the order of [`fold`].

@@ -10,6 +10,9 @@ use super::{
 };
 use std::ops::Range;
 
+/// Rows of an operand that are read side by side, each from end to end.
+const STREAMS: usize = 16;
+
 /// The left operand, a[m,k].
 pub(crate) enum A<'a> {
     /// Row i at i·ld.
@@ -45,7 +48,8 @@ impl A<'_> {
 
     /// Packs the rows `rows` and at most [`KC`] columns `ks`.
     pub(crate) fn pack(&self, simd: Simd, rows: Range<usize>, ks: Range<usize>, mr: usize, out: &mut [f32]) {
-        let panels = rows.clone().step_by(mr).map(|i| i..rows.end.min(i + mr)).zip(out.chunks_mut(self.panel(mr)));
+        let panel = self.panel(mr);
+        let panels = rows.clone().step_by(mr).map(|i| i..rows.end.min(i + mr));
         match self {
             A::Rows { data, ld } => {
                 for (i, out) in rows.zip(out.chunks_mut(ROW)) {
@@ -53,13 +57,18 @@ impl A<'_> {
                 }
             }
             A::Columns { data, ld } => {
-                for (rows, out) in panels {
-                    let from = &data[ks.start * ld + rows.start..];
-                    simd.run(Spread { from, from_step: *ld, to: out, to_step: mr, count: ks.len(), len: rows.len() });
+                for q in ks.clone().step_by(STREAMS) {
+                    for (rows, out) in panels.clone().zip(out.chunks_mut(panel)) {
+                        let (from, to) = (&data[q * ld + rows.start..], &mut out[(q - ks.start) * mr..]);
+                        let (count, len) = (STREAMS.min(ks.end - q), rows.len());
+                        simd.run(Spread { from, from_step: *ld, to, to_step: mr, count, len });
+                    }
                 }
             }
             A::Pixels(x) => x.pack_pixels(simd, rows, ks, out),
-            A::Taps(x) => panels.for_each(|(rows, out)| x.pack_taps(simd, rows, ks.clone(), mr, out)),
+            A::Taps(x) => {
+                panels.zip(out.chunks_mut(panel)).for_each(|(rows, out)| x.pack_taps(simd, rows, ks.clone(), mr, out))
+            }
         }
     }
 }
@@ -67,16 +76,22 @@ impl A<'_> {
 impl B<'_> {
     /// Packs the rows `ks` and the columns `cols`.
     pub(crate) fn pack(&self, simd: Simd, ks: Range<usize>, cols: Range<usize>, nr: usize, out: &mut [f32]) {
-        let panels = cols.clone().step_by(nr).map(|j| j..cols.end.min(j + nr)).zip(out.chunks_mut(ks.len() * nr));
-        for (cols, out) in panels {
-            if cols.len() < nr {
-                out.fill(0.0);
-            }
-            match self {
-                B::Rows { data, ld } => {
-                    let from = &data[ks.start * ld + cols.start..];
-                    simd.run(Spread { from, from_step: *ld, to: out, to_step: nr, count: ks.len(), len: cols.len() });
+        let panels = cols.clone().step_by(nr).map(|j| j..cols.end.min(j + nr));
+        if !cols.len().is_multiple_of(nr) {
+            out[cols.len() / nr * nr * ks.len()..][..nr * ks.len()].fill(0.0);
+        }
+        if let B::Rows { data, ld } = self {
+            for q in ks.clone().step_by(STREAMS) {
+                for (cols, out) in panels.clone().zip(out.chunks_mut(ks.len() * nr)) {
+                    let (from, to) = (&data[q * ld + cols.start..], &mut out[(q - ks.start) * nr..]);
+                    let (count, len) = (STREAMS.min(ks.end - q), cols.len());
+                    simd.run(Spread { from, from_step: *ld, to, to_step: nr, count, len });
                 }
+            }
+            return;
+        }
+        for (cols, out) in panels.zip(out.chunks_mut(ks.len() * nr)) {
+            match self {
                 B::Columns { data, ld, run, bases } => {
                     let mut p = ks.start;
                     while p < ks.end {
@@ -88,8 +103,8 @@ impl B<'_> {
                         p += len;
                     }
                 }
-                // Never packed again.
-                B::Panels { .. } => {}
+                // Done above, and never packed again.
+                B::Rows { .. } | B::Panels { .. } => {}
             }
         }
     }
