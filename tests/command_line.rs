@@ -1,12 +1,14 @@
 //! The program as people run it: what it writes, how it stops, and what it says when something is wrong.
 #[cfg(feature = "mpi")]
 mod launcher;
+#[cfg(feature = "mpi")]
+use std::process::Child;
 
 use pipewright::tensor::{Isa, Philox};
 use serde_json::Value;
 use std::{
     path::Path,
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -88,6 +90,7 @@ fn signal(pid: u32, name: &str) {
 }
 
 /// The process of a rank, by its log.
+#[cfg(feature = "mpi")]
 fn pid_of(run: &Path, rank: usize) -> u32 {
     let log = std::fs::read_to_string(run.join(format!("logs/rank-{rank}.log"))).expect("a log");
     let (_, after) = log.split_once("pid=").expect("the log names the process");
@@ -357,6 +360,11 @@ fn a_run_goes_on_with_the_instructions_that_it_began_with() {
     }
     let resumed = report(run(&cut, None, &["--steps", "6", "--resume"]));
     assert_eq!(resumed["weights_sha256"], expected["weights_sha256"]);
+    // An evaluation trains nothing, and may be done wherever there is another set.
+    for isa in Isa::available() {
+        let found = command(&["eval", &cut, "--json"]).env("PIPEWRIGHT_ISA", isa.name()).output().expect("it runs");
+        assert!(found.status.success(), "{isa}: {}", text(&found));
+    }
 }
 
 #[cfg(feature = "mpi")]

@@ -45,7 +45,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
     settings.plan = None;
     (settings.out, settings.keep_best, settings.quiet) = (None, false, true);
     let resume = Some(args.checkpoint.clone().unwrap_or_else(|| args.run.clone()));
-    let trainer = settings.trainer()?.files(Files { resume, ..Files::default() }).handle_signals(false);
+    let trainer =
+        settings.trainer()?.files(Files { resume, any_instructions: true, ..Files::default() }).handle_signals(false);
     let (found, minibatches, rank): (Evaluation, u64, usize) =
         trainer.run_with(|session| Ok((session.evaluate()?, session.next_minibatch(), session.rank())))?;
     let answer = Answer { test_loss: found.loss, test_accuracy: found.accuracy, minibatches };

@@ -214,7 +214,7 @@ impl Args {
         };
         let text = toml::to_string(self).map_err(|e| Error::config(format!("settings: {e}")))?;
         let (every, keep) = (self.checkpoints.unwrap_or(d.every), self.keep.unwrap_or(d.keep));
-        Ok(Files { out: self.out.clone(), resume, every, keep, config: Some(text) })
+        Ok(Files { out: self.out.clone(), resume, every, keep, config: Some(text), ..d })
     }
 
     /// With the settings of the file that `--config` names.

@@ -82,6 +82,8 @@ pub struct Files {
     pub resume: Option<PathBuf>,
     /// When checkpoints are written.
     pub every: Every,
+    /// Whether it may compute with other instructions than what it goes on from, if it must: for what trains nothing.
+    pub any_instructions: bool,
     /// How many of them stay.
     pub keep: usize,
     /// The settings that it was started with, for the file [`CONFIG`] in the folder.
@@ -90,7 +92,7 @@ pub struct Files {
 
 impl Default for Files {
     fn default() -> Files {
-        Files { out: None, resume: None, every: Every::Epoch, keep: 2, config: None }
+        Files { out: None, resume: None, any_instructions: false, every: Every::Epoch, keep: 2, config: None }
     }
 }
 

@@ -121,14 +121,14 @@ pub fn agree(recipe: &Recipe, task: &str, transport: &mut dyn Transport) -> Resu
 type Choice = (Isa, bool);
 
 /// The instruction set that all workers compute with, so that their numbers are those of any other number of workers: the lowest
-/// of what they chose, or, to go on from a run, the one `recorded` of it.
+/// of what they chose, or, to go on from a run, the one `recorded` of it; if it may be `any`, a lower one where one was chosen.
 ///
 /// # Errors
 /// On every worker alike, if one of them lacks the recorded set or was told to use another.
-pub fn instructions(recorded: Option<&str>, transport: &mut dyn Transport) -> Result<Isa> {
+pub fn instructions(recorded: Option<&str>, any: bool, transport: &mut dyn Transport) -> Result<Isa> {
     let all: Vec<(String, bool)> = gather(transport, &(Isa::chosen()?.name().to_string(), Isa::demanded()?.is_some()))?;
     let all = all.iter().map(|(name, told)| Ok((isa_called(name)?, *told))).collect::<Result<Vec<_>>>()?;
-    settle(&all, recorded.map(isa_called).transpose()?)
+    settle(&all, recorded.map(isa_called).transpose()?, any)
 }
 
 fn isa_called(name: &str) -> Result<Isa> {
@@ -138,9 +138,12 @@ fn isa_called(name: &str) -> Result<Isa> {
     })
 }
 
-fn settle(all: &[Choice], recorded: Option<Isa>) -> Result<Isa> {
+fn settle(all: &[Choice], recorded: Option<Isa>, any: bool) -> Result<Isa> {
     let lowest = all.iter().map(|(isa, _)| *isa).min().unwrap_or(Isa::Portable);
     let Some(recorded) = recorded else { return Ok(lowest) };
+    if any {
+        return Ok(lowest.min(recorded));
+    }
     for (rank, &(isa, told)) in all.iter().enumerate() {
         let why = match told {
             true if isa != recorded => format!("rank {rank} was told to use {isa} by PIPEWRIGHT_ISA"),
@@ -179,11 +182,13 @@ mod tests {
     #[test]
     fn workers_settle_on_one_instruction_set() {
         use Isa::{Avx2, Avx512, Portable};
-        let say = |all: &[Choice], recorded| settle(all, Some(recorded)).unwrap_err().to_string();
-        assert_eq!(settle(&[(Avx512, false), (Avx2, false)], None).unwrap(), Avx2);
-        assert_eq!(settle(&[(Avx512, false), (Portable, true)], None).unwrap(), Portable);
-        assert_eq!(settle(&[(Avx512, false), (Avx512, false)], Some(Avx2)).unwrap(), Avx2);
-        assert_eq!(settle(&[(Avx512, false), (Avx2, true)], Some(Avx2)).unwrap(), Avx2);
+        let say = |all: &[Choice], recorded| settle(all, Some(recorded), false).unwrap_err().to_string();
+        assert_eq!(settle(&[(Avx512, false), (Avx2, false)], None, false).unwrap(), Avx2);
+        assert_eq!(settle(&[(Avx512, false), (Portable, true)], None, false).unwrap(), Portable);
+        assert_eq!(settle(&[(Avx512, false), (Avx512, false)], Some(Avx2), false).unwrap(), Avx2);
+        assert_eq!(settle(&[(Avx512, false), (Avx2, true)], Some(Avx2), false).unwrap(), Avx2);
+        assert_eq!(settle(&[(Avx2, true)], Some(Avx512), true).unwrap(), Avx2);
+        assert_eq!(settle(&[(Avx512, true)], Some(Avx2), true).unwrap(), Avx2);
         assert!(say(&[(Avx512, false), (Avx2, false)], Avx512).contains("rank 1 has no more than avx2"));
         assert!(say(&[(Avx512, true)], Avx2).contains("rank 0 was told to use avx512 by PIPEWRIGHT_ISA"));
         assert!(isa_called("neon").unwrap_err().to_string().contains("\"neon\": one of portable, avx2, avx512"));

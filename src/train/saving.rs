@@ -139,14 +139,18 @@ pub(super) fn instructions(found: &Checkpoint) -> Option<&str> {
 /// # Errors
 /// Naming what differs.
 pub(super) fn check(found: &Checkpoint, identity: &str, sampler: &Sampler) -> Result<()> {
-    let theirs = &found.position().config;
-    for (a, b) in theirs.lines().zip(identity.lines()) {
+    // Of the instructions all workers have settled already.
+    fn matters(text: &str) -> Vec<&str> {
+        text.lines().filter(|line| !line.starts_with(INSTRUCTIONS)).collect()
+    }
+    let (theirs, ours) = (matters(&found.position().config), matters(identity));
+    for (a, b) in theirs.iter().zip(&ours) {
         if a != b {
             let folder = found.folder().display();
             return Err(Error::checkpoint(format!("{folder} is of another run: it has {a:?}, this run {b:?}")));
         }
     }
-    if theirs.lines().count() != identity.lines().count() {
+    if theirs.len() != ours.len() {
         return Err(Error::checkpoint(format!("{} is of another kind of run: {theirs:?}", found.folder().display())));
     }
     let (at, folder) = (found.position(), found.folder().display());

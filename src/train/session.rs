@@ -70,7 +70,8 @@ impl<'t> Session<'t> {
         recipe.settings.batch = recipe.settings.batch.min(data.train.len().max(1));
         let sampler = Sampler::new(data.train.len(), recipe.settings.batch, recipe.settings.seed, true)?;
         let found = task.files.resume.as_ref().map(|folder| saving::find(folder, transport)).transpose()?;
-        let isa = planning::instructions(found.as_ref().and_then(saving::instructions), transport)?;
+        let recorded = found.as_ref().and_then(saving::instructions);
+        let isa = planning::instructions(recorded, task.files.any_instructions, transport)?;
         let identity = saving::identity(&recipe, data, isa);
         if let Some(found) = &found {
             saving::check(found, &identity, &sampler)?;
