@@ -644,6 +644,23 @@ fn a_case_is_timed_by_name() {
 }
 
 #[test]
+fn convolutions_can_be_had_with_all_their_products() {
+    let folder = folder();
+    let out = path(&folder, "run");
+    let model = ["train", "--model", "resnet18", "--width", "16", "--data", "synthetic:8x8x3:4:32:4", "--batch", "16"];
+    let rest = ["--micro-batches", "1", "--schedule", "1f1b", "--steps", "1", "--deterministic", "--quiet", "--json"];
+    let args = |more: &[&'static str]| [&model[..], &rest, more].concat();
+    let weights = |more: &[&'static str]| json(&args(more))["weights_sha256"].clone();
+    let with = weights(&[]);
+    assert_eq!(with, weights(&["--threads", "2"]));
+    let without = weights(&["--no-winograd"]);
+    assert_ne!(with, without);
+    assert_eq!(without, weights(&["--no-winograd", "--threads", "2", "--workers", "2"]));
+    json(&[&args(&["--no-winograd"])[..], &["--out", &out]].concat());
+    fails(&[&args(&[])[..], &["--resume", &out]].concat(), &["winograd: false", "winograd: true"]);
+}
+
+#[test]
 fn sequences_are_learned() {
     let common =
         ["--data", "synthetic-tokens:8:8:256:64", "--width", "16", "--batch", "16", "--schedule", "1f1b", "--json"];

@@ -88,6 +88,9 @@ pub(super) struct Args {
     /// Plans from operation counts instead of the clock, so that a run can be repeated bit for bit
     #[arg(long)]
     deterministic: bool,
+    /// All nine products of every 3×3 convolution, where four would do with a rounding error up to four times as large
+    #[arg(long)]
+    pub(super) no_winograd: bool,
     /// Seconds that a worker waits for others before the job ends and says who waits for whom; 0 for ever [default: 300]
     #[arg(long)]
     pub(super) watchdog: Option<u64>,
@@ -157,6 +160,7 @@ impl Args {
             workers: self.workers.or(file.workers),
             threads: self.threads.or(file.threads),
             deterministic: self.deterministic || file.deterministic,
+            no_winograd: self.no_winograd || file.no_winograd,
             watchdog: self.watchdog.or(file.watchdog),
             out: self.out.or(file.out),
             checkpoints: self.checkpoints.or(file.checkpoints),
@@ -192,6 +196,7 @@ impl Args {
             dtype: self.dtype()?,
             threads: self.threads.unwrap_or(d.threads),
             deterministic: self.deterministic,
+            winograd: !self.no_winograd,
             plan: match &self.plan {
                 None => PlanChoice::Auto,
                 Some(text) => match stages_of_shape(text) {

@@ -34,6 +34,7 @@ pub(super) fn identity(recipe: &Recipe, data: &Data, isa: Isa) -> String {
         format!("seed: {}", s.seed),
         format!("dtype: {}", s.dtype),
         format!("{INSTRUCTIONS}{isa}"),
+        format!("winograd: {}", s.winograd),
     ]
     .join("\n")
 }

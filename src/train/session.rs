@@ -6,7 +6,7 @@ use super::{
     planning::{self, Planning},
     report::{EpochReport, Report, WorkerReport},
     saving,
-    settings::{PlanChoice, Recipe},
+    settings::{PlanChoice, Recipe, Settings},
     tally::{History, Tally},
 };
 use crate::{
@@ -79,7 +79,8 @@ impl<'t> Session<'t> {
                 recipe.settings.plan = PlanChoice::Given(plan);
             }
         }
-        let device = Device::cpu_with(CpuOptions { threads: recipe.settings.threads, ..CpuOptions::new(isa) })?;
+        let Settings { threads, winograd, .. } = recipe.settings;
+        let device = Device::cpu_with(CpuOptions { threads, isa, winograd })?;
         let planning = planning::make(&recipe, &device, transport)?;
         let mut engine = Engine::new(recipe.clone(), planning.plan.clone(), device.clone(), transport)?;
         let mut history = History::default();

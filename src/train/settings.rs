@@ -40,6 +40,8 @@ pub struct Settings {
     pub threads: usize,
     /// Plans from operation counts instead of the clock, so that a run can be repeated bit for bit.
     pub deterministic: bool,
+    /// Whether convolutions may take 4 products for 9: see [`CpuOptions`](crate::tensor::CpuOptions).
+    pub winograd: bool,
     /// How the model is cut.
     pub plan: PlanChoice,
 }
@@ -57,6 +59,7 @@ impl Default for Settings {
             dtype: DType::F32,
             threads: 1,
             deterministic: false,
+            winograd: true,
             plan: PlanChoice::Auto,
         }
     }

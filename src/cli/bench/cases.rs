@@ -99,6 +99,7 @@ pub(super) fn run(name: &str, args: &train::Args, warm: Option<u64>) -> Result<(
         micro_batches: 1,
         threads,
         deterministic: true,
+        winograd: !args.no_winograd,
         ..Settings::default()
     };
     let trainer = Trainer::new(model.graph, model.loss, case.data()?)
