@@ -52,7 +52,9 @@ command -v mpicc > /dev/null || missing+=(libopenmpi-dev)
 have_libclang && have_clang_headers || missing+=(LIBCLANG)
 command -v jq > /dev/null || missing+=(jq)
 have_fashion_mnist || missing+=(dataset-fashion-mnist)
-command -v cargo > /dev/null || command -v curl > /dev/null || missing+=(curl ca-certificates)
+command -v cargo > /dev/null || command -v curl > /dev/null || missing+=(curl)
+# Without them neither curl nor cargo gets anything over the network.
+[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
 [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
 
 need=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
