@@ -72,7 +72,7 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
 fn end(mut child: Child) -> Output {
     let start = Instant::now();
     while child.try_wait().is_ok_and(|s| s.is_none()) {
-        if start.elapsed() > Duration::from_secs(60) {
+        if start.elapsed() > Duration::from_secs(120) {
             let _ = child.kill();
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -99,7 +99,7 @@ fn pid_of(run: &Path, rank: usize) -> u32 {
 }
 
 /// Minibatches of a run that takes a few seconds.
-const LONG: u64 = 8000;
+const LONG: u64 = 5000;
 
 /// A run of [`LONG`] minibatches under a synchronous schedule; `mpirun` may start it.
 fn long_run<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
@@ -110,7 +110,7 @@ fn long_run<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
         "--micro-batches",
         "4",
         "--steps",
-        "8000",
+        "5000",
         "--deterministic",
         "--checkpoints",
         "never",

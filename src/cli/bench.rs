@@ -92,7 +92,7 @@ pub(super) fn run(command: Command) -> Result<()> {
 fn time(session: &mut Session, warm: u64, steps: u64) -> Result<f64> {
     let mut times = Vec::new();
     let mut last = Instant::now();
-    for step in 0..warm + steps {
+    for step in 0..warm.saturating_add(steps) {
         // An epoch's end is no end here.
         let batch = match session.next_batch()? {
             Some(batch) => Some(batch),
