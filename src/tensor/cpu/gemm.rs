@@ -15,8 +15,8 @@ use crate::{
 use std::ops::Range;
 
 /// The most rows of a packed block of `a` (about half a megabyte, for the second-level cache) and columns and rows of `b`.
-const MC: usize = 504;
-const NC: usize = 512;
+const MC: usize = 252;
+const NC: usize = 1024;
 const KS: usize = 1024;
 /// Up to so many rows a `b` that is contiguous along k is multiplied as dot products instead of being transposed.
 const DOT_ROWS: usize = 32;
@@ -87,9 +87,16 @@ impl Problem<'_> {
         }
     }
 
+    /// Rows of a tile, and of a packed block of `a`: nearly equal tiles, since one of few rows keeps the units waiting.
+    fn rows(&self, kernels: &Kernels) -> [usize; 2] {
+        let mr = self.m.div_ceil(self.m.div_ceil(kernels.mr).max(1)).max(1);
+        [mr, MC / mr * mr]
+    }
+
     /// Elements of packed `a` and `b` that one thread needs.
     fn scratch(&self, kernels: &Kernels) -> [usize; 2] {
-        let a = self.m.min(MC).div_ceil(kernels.mr) * self.a.panel(kernels.mr);
+        let [mr, mc] = self.rows(kernels);
+        let a = self.m.min(mc).div_ceil(mr) * self.a.panel(mr);
         let b = match self.way() {
             Way::Packed => self.k.min(KS) * self.n.min(self.width()).next_multiple_of(kernels.nr),
             // The last, incomplete panel.
@@ -140,10 +147,11 @@ pub(crate) fn solve_into(cpu: &Cpu, problems: &[Problem], add: bool, c: &mut [f3
             return;
         }
         for p in problems {
-            let tiles = [p.m.div_ceil(kernels.mr), p.n.div_ceil(kernels.nr)];
+            let [mr, _] = p.rows(kernels);
+            let tiles = [p.m.div_ceil(mr), p.n.div_ceil(kernels.nr)];
             let by_rows = p.way() == Way::Packed && (p.m >= p.n || tiles[1] < parts) && tiles[0] >= parts;
             if by_rows {
-                job(p, part(p.m, kernels.mr, parts, i), 0..p.n, a, b);
+                job(p, part(p.m, mr, parts, i), 0..p.n, a, b);
             } else {
                 job(p, 0..p.m, part(p.n, kernels.nr, parts, i), a, b);
             }
@@ -171,7 +179,7 @@ impl Worker<'_, '_> {
         }
         let block = p.block().max(1);
         let super_block = (KS / block * block).max(block);
-        let nr = self.kernels.nr;
+        let ([_, mc], nr) = (p.rows(self.kernels), self.kernels.nr);
         let width = p.width();
         for j0 in cols.clone().step_by(width) {
             let cols = j0..cols.end.min(j0 + width);
@@ -187,8 +195,8 @@ impl Worker<'_, '_> {
                         p.b.pack(self.cpu.simd, q..ks.end.min(q + block), packed.clone(), nr, &mut self.b[at..]);
                     }
                 }
-                for i0 in rows.clone().step_by(MC) {
-                    self.rows(i0..rows.end.min(i0 + MC), &cols, &ks, block);
+                for i0 in rows.clone().step_by(mc) {
+                    self.rows(i0..rows.end.min(i0 + mc), &cols, &ks, block);
                 }
                 k0 = ks.end;
                 if k0 >= p.k {
@@ -214,7 +222,7 @@ impl Worker<'_, '_> {
                 _ => ks.end.min(q + block),
             };
             if q < end {
-                p.a.pack(self.cpu.simd, rows.clone(), q..end, self.kernels.mr, self.a);
+                p.a.pack(self.cpu.simd, rows.clone(), q..end, p.rows(self.kernels)[0], self.a);
             }
             let step = Step { starts, cols: cols.clone(), q: q..end, k0: ks.start, last: end == p.k };
             match p.way() {
@@ -236,7 +244,8 @@ impl Worker<'_, '_> {
     }
 
     fn tiles(&self, step: &Step) {
-        let (p, &Kernels { mr, nr, .. }) = (self.p, self.kernels);
+        let (p, nr) = (self.p, self.kernels.nr);
+        let [mr, _] = p.rows(self.kernels);
         let functions = if p.a.by_rows() { self.kernels.by_rows } else { self.kernels.by_columns };
         let (panel, k) = (p.a.panel(mr), step.q.len());
         let width = step.cols.len();

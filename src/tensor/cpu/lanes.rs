@@ -16,8 +16,12 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(p: *const f32) -> Self;
     /// The first `n` ≤ N elements, then zeros.
     unsafe fn load_first(p: *const f32, n: usize) -> Self;
+    /// Asks for the cache line of any address, which need not be one of memory.
+    unsafe fn prefetch(p: *const f32);
     unsafe fn store(self, p: *mut f32);
     unsafe fn store_first(self, p: *mut f32, n: usize);
+    /// Copies N rows of N elements, `from_step` apart, to columns: element (r, c) to c·`to_step` + r.
+    unsafe fn transpose(from: *const f32, from_step: usize, to: *mut f32, to_step: usize);
     unsafe fn plus(self, x: Self) -> Self;
     unsafe fn minus(self, x: Self) -> Self;
     unsafe fn times(self, x: Self) -> Self;
@@ -86,6 +90,15 @@ impl<L: Lanes> Vectors<L> {
         unsafe { v.store_first(to.as_mut_ptr(), n) }
     }
 
+    /// Copies N rows of N elements, `from_step` apart, to columns: element (r, c) to c·`to_step` + r.
+    #[inline(always)]
+    pub(crate) fn transpose(self, from: &[f32], from_step: usize, to: &mut [f32], to_step: usize) {
+        let from = &from[..(L::N - 1) * from_step + L::N];
+        let to = &mut to[..(L::N - 1) * to_step + L::N];
+        // SAFETY: all rows and all columns were cut out.
+        unsafe { L::transpose(from.as_ptr(), from_step, to.as_mut_ptr(), to_step) }
+    }
+
     #[inline(always)]
     pub(crate) fn add(self, a: L, b: L) -> L {
         // SAFETY: as in `splat`.
@@ -122,6 +135,8 @@ impl Lanes for [f32; 4] {
         std::array::from_fn(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 })
     }
     #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         // SAFETY: the caller gives four writable elements.
         unsafe { p.cast::<[f32; 4]>().write_unaligned(self) }
@@ -131,6 +146,16 @@ impl Lanes for [f32; 4] {
         for (i, &x) in self.iter().enumerate().take(n) {
             // SAFETY: the caller gives n writable elements.
             unsafe { *p.add(i) = x };
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
+        // SAFETY: the caller gives four rows of four readable elements, and four columns of four writable ones.
+        unsafe {
+            let rows: [Self; 4] = std::array::from_fn(|r| Self::load(from.add(r * from_step)));
+            for c in 0..4 {
+                rows.map(|row| row[c]).store(to.add(c * to_step));
+            }
         }
     }
     #[inline(always)]
@@ -175,12 +200,47 @@ mod x86 {
             unsafe { _mm512_maskz_loadu_ps(first(n), p) }
         }
         #[inline(always)]
+        unsafe fn prefetch(p: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
+        #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
             unsafe { _mm512_storeu_ps(p, self) }
         }
         #[inline(always)]
         unsafe fn store_first(self, p: *mut f32, n: usize) {
             unsafe { _mm512_mask_storeu_ps(p, first(n), self) }
+        }
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
+            unsafe {
+                let mut rows = [_mm512_setzero_ps(); 16];
+                for (r, row) in rows.iter_mut().enumerate() {
+                    *row = _mm512_loadu_ps(from.add(r * from_step));
+                }
+                // By quarters of a vector: of four rows at a time, column 4·q + c to quarter q of vector c …
+                for i in [0, 4, 8, 12] {
+                    let ab = _mm512_castps_pd(_mm512_unpacklo_ps(rows[i], rows[i + 1]));
+                    let ab2 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[i], rows[i + 1]));
+                    let cd = _mm512_castps_pd(_mm512_unpacklo_ps(rows[i + 2], rows[i + 3]));
+                    let cd2 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[i + 2], rows[i + 3]));
+                    rows[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+                    rows[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+                    rows[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2));
+                    rows[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2));
+                }
+                // … then the quarters q of all four together.
+                for c in 0..4 {
+                    let even = _mm512_shuffle_f32x4::<0x88>(rows[c], rows[4 + c]);
+                    let odd = _mm512_shuffle_f32x4::<0xdd>(rows[c], rows[4 + c]);
+                    let even2 = _mm512_shuffle_f32x4::<0x88>(rows[8 + c], rows[12 + c]);
+                    let odd2 = _mm512_shuffle_f32x4::<0xdd>(rows[8 + c], rows[12 + c]);
+                    _mm512_storeu_ps(to.add(c * to_step), _mm512_shuffle_f32x4::<0x88>(even, even2));
+                    _mm512_storeu_ps(to.add((4 + c) * to_step), _mm512_shuffle_f32x4::<0x88>(odd, odd2));
+                    _mm512_storeu_ps(to.add((8 + c) * to_step), _mm512_shuffle_f32x4::<0xdd>(even, even2));
+                    _mm512_storeu_ps(to.add((12 + c) * to_step), _mm512_shuffle_f32x4::<0xdd>(odd, odd2));
+                }
+            }
         }
         #[inline(always)]
         unsafe fn plus(self, x: Self) -> Self {
@@ -224,12 +284,41 @@ mod x86 {
             unsafe { _mm256_maskload_ps(p, mask(n)) }
         }
         #[inline(always)]
+        unsafe fn prefetch(p: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
+        #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
             unsafe { _mm256_storeu_ps(p, self) }
         }
         #[inline(always)]
         unsafe fn store_first(self, p: *mut f32, n: usize) {
             unsafe { _mm256_maskstore_ps(p, mask(n), self) }
+        }
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
+            unsafe {
+                let mut rows = [_mm256_setzero_ps(); 8];
+                for (r, row) in rows.iter_mut().enumerate() {
+                    *row = _mm256_loadu_ps(from.add(r * from_step));
+                }
+                // As above, by halves.
+                for i in [0, 4] {
+                    let ab = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i], rows[i + 1]));
+                    let ab2 = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i], rows[i + 1]));
+                    let cd = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i + 2], rows[i + 3]));
+                    let cd2 = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i + 2], rows[i + 3]));
+                    rows[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
+                    rows[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
+                    rows[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(ab2, cd2));
+                    rows[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(ab2, cd2));
+                }
+                for c in 0..4 {
+                    let (above, below) = (rows[c], rows[4 + c]);
+                    _mm256_storeu_ps(to.add(c * to_step), _mm256_permute2f128_ps::<0x20>(above, below));
+                    _mm256_storeu_ps(to.add((4 + c) * to_step), _mm256_permute2f128_ps::<0x31>(above, below));
+                }
+            }
         }
         #[inline(always)]
         unsafe fn plus(self, x: Self) -> Self {

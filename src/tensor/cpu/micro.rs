@@ -6,11 +6,13 @@
 use super::{isa::Simd, lanes::Lanes};
 
 /// The most elements of the inner dimension that a packed block of `a` holds.
-pub(crate) const KC: usize = 256;
+pub(crate) const KC: usize = 512;
 /// Elements from row to row in a block of `a` packed by rows; not a power of two, so that rows do not share cache sets.
 pub(crate) const ROW: usize = KC + 16;
 /// The most rows that any kernel takes.
 pub(crate) const MAX_ROWS: usize = 14;
+/// Rows of `b` that are asked for before they are needed, so that they come from the second-level cache in time.
+const AHEAD: usize = 16;
 
 /// A product of `a` (R rows, R given by the choice of function) and `b`, k×(up to nr).
 pub(crate) struct Tile {
@@ -150,7 +152,16 @@ unsafe fn tile<L: Lanes, const R: usize, const RS: usize>(t: &Tile) {
     unsafe {
         let mut sums = [[L::splat(0.0); 2]; R];
         let (mut a, mut b) = (t.a, t.b);
+        for r in 0..R {
+            let c = t.c.add(*t.rows.add(r));
+            L::prefetch(c);
+            L::prefetch(c.wrapping_add(L::N));
+        }
+        // Where b is not packed its rows may lie pages apart.
+        let ahead = if t.ldb == 2 * L::N { AHEAD * t.ldb } else { 0 };
         for _ in 0..t.k {
+            L::prefetch(b.wrapping_add(ahead));
+            L::prefetch(b.wrapping_add(ahead + L::N));
             let b0 = L::load(b);
             let b1 = L::load(b.add(L::N));
             for (r, s) in sums.iter_mut().enumerate() {
@@ -160,6 +171,16 @@ unsafe fn tile<L: Lanes, const R: usize, const RS: usize>(t: &Tile) {
             }
             a = a.wrapping_add(t.step);
             b = b.wrapping_add(t.ldb);
+        }
+        if t.cols == 2 * L::N && t.bias.is_null() {
+            for (r, &[s0, s1]) in sums.iter().enumerate() {
+                let c = t.c.add(*t.rows.add(r));
+                let d = c.add(L::N);
+                let (s0, s1) = if t.add { (s0.plus(L::load(c)), s1.plus(L::load(d))) } else { (s0, s1) };
+                s0.store(c);
+                s1.store(d);
+            }
+            return;
         }
         // The sums are laid down before the branches that follow: indexed in a loop that is not unrolled they would live in
         // memory all along, not in registers.

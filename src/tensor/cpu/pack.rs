@@ -4,7 +4,8 @@
 //! mr rows, packed by rows (row r at r·ROW) where the operand is contiguous along k, else by columns (column p at p·mr). A block
 //! of `b` is a sequence of panels of nr columns, row p at p·nr, filled up with zeros.
 use super::{
-    isa::{Job, Simd},
+    isa::{Job, Simd, VectorJob},
+    lanes::{Lanes, Vectors},
     micro::{KC, ROW},
     patches::Patches,
 };
@@ -99,7 +100,7 @@ impl B<'_> {
                         let len = (run - within).min(ks.end - p);
                         let from = &data[base + cols.start * ld + within..];
                         let to = &mut out[(p - ks.start) * nr..];
-                        simd.run(Transpose { from, from_step: *ld, to, to_step: nr, len, rows: cols.len() });
+                        simd.vectors(Transpose { from, from_step: *ld, to, to_step: nr, len, rows: cols.len() });
                         p += len;
                     }
                 }
@@ -131,6 +132,9 @@ impl Job for Spread<'_> {
             32 => pieces::<32>(from, from_step, to, to_step, count),
             16 => pieces::<16>(from, from_step, to, to_step, count),
             14 => pieces::<14>(from, from_step, to, to_step, count),
+            13 => pieces::<13>(from, from_step, to, to_step, count),
+            12 => pieces::<12>(from, from_step, to, to_step, count),
+            11 => pieces::<11>(from, from_step, to, to_step, count),
             9 => pieces::<9>(from, from_step, to, to_step, count),
             8 => pieces::<8>(from, from_step, to, to_step, count),
             6 => pieces::<6>(from, from_step, to, to_step, count),
@@ -162,27 +166,18 @@ pub(crate) struct Transpose<'a> {
     pub(crate) rows: usize,
 }
 
-impl Job for Transpose<'_> {
-    type Out = ();
+impl VectorJob for Transpose<'_> {
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, v: Vectors<L>) {
         let Transpose { from, from_step, to, to_step, len, rows } = self;
-        const T: usize = 8;
-        for r0 in (0..rows).step_by(T) {
-            for p0 in (0..len).step_by(T) {
-                if r0 + T <= rows && p0 + T <= len {
-                    let block: [[f32; T]; T] = std::array::from_fn(|r| {
-                        let row = &from[(r0 + r) * from_step + p0..][..T];
-                        std::array::from_fn(|p| row[p])
-                    });
-                    for p in 0..T {
-                        let column: [f32; T] = std::array::from_fn(|r| block[r][p]);
-                        to[(p0 + p) * to_step + r0..][..T].copy_from_slice(&column);
-                    }
+        for r0 in (0..rows).step_by(L::N) {
+            for p0 in (0..len).step_by(L::N) {
+                if r0 + L::N <= rows && p0 + L::N <= len {
+                    v.transpose(&from[r0 * from_step + p0..], from_step, &mut to[p0 * to_step + r0..], to_step);
                     continue;
                 }
-                for r in r0..rows.min(r0 + T) {
-                    for p in p0..len.min(p0 + T) {
+                for r in r0..rows.min(r0 + L::N) {
+                    for p in p0..len.min(p0 + L::N) {
                         to[p * to_step + r] = from[r * from_step + p];
                     }
                 }

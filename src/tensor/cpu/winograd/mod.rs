@@ -171,7 +171,7 @@ impl Weights<'_> {
         }
         for (tap, to) in scratch.chunks_mut(k * nr).enumerate() {
             let from = &w[((8 - tap) * ci + first) * co..];
-            simd.run(Transpose { from, from_step: co, to, to_step: nr, len: k, rows: cols });
+            simd.vectors(Transpose { from, from_step: co, to, to_step: nr, len: k, rows: cols });
         }
         simd.vectors(Filters { data: scratch, tap_step: k * nr, row_step: nr, k, cols, nr, u });
     }
