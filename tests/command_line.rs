@@ -1,6 +1,7 @@
 //! The program as people run it: what it writes, how it stops, and what it says when something is wrong.
 #[cfg(feature = "mpi")]
 mod launcher;
+mod signal;
 #[cfg(feature = "mpi")]
 use std::process::Child;
 
@@ -84,11 +85,6 @@ fn lines(file: &Path) -> usize {
     std::fs::read_to_string(file).map_or(0, |t| t.lines().count())
 }
 
-fn signal(pid: u32, name: &str) {
-    let sent = Command::new("kill").args([name, &pid.to_string()]).status();
-    assert!(sent.is_ok_and(|s| s.success()));
-}
-
 /// The process of a rank, by its log.
 #[cfg(feature = "mpi")]
 fn pid_of(run: &Path, rank: usize) -> u32 {
@@ -131,7 +127,7 @@ fn sigterm_writes_a_checkpoint_and_the_run_goes_on_from_it() {
     let mut child = command(&long_run(&cut, &["--workers", "3"])).stdout(Stdio::piped()).spawn().expect("it runs");
     let steps = folder.path().join("cut/steps.jsonl");
     wait_until("some minibatches", || lines(&steps) > 30);
-    signal(child.id(), "-TERM");
+    signal::send(child.id(), "-TERM");
     assert!(child.wait().expect("it ends").success(), "told to stop, it ends well");
     let report = std::fs::read_to_string(folder.path().join("cut/report.json")).expect("a report");
     let report: Value = serde_json::from_str(&report).expect("a report");
@@ -210,9 +206,9 @@ fn sigterm_stops_ranks_at_one_minibatch_and_fewer_ranks_go_on() {
         });
         match rank {
             // `mpirun` passes it on to the ranks.
-            None => signal(child.id(), name),
+            None => signal::send(child.id(), name),
             // Whichever is told, all of them end.
-            Some(rank) => signal(pid_of(&run, rank), name),
+            Some(rank) => signal::send(pid_of(&run, rank), name),
         }
         let ended = end(child);
         let report = std::fs::read_to_string(run.join("report.json"));

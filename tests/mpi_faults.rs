@@ -2,6 +2,7 @@
 #![cfg(feature = "mpi")]
 mod launcher;
 mod mpirun;
+mod signal;
 
 use mpirun::{Job, mpirun};
 use pipewright::{
@@ -20,7 +21,6 @@ use pipewright::{
     train::{Engine, Minibatch, Recipe, Settings},
 };
 use std::{
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -59,13 +59,11 @@ impl Layer for Faulty {
         let [x] = x else { return Err(Error::graph("faulty: one input expected")) };
         let real = cx.mode() == Mode::Train && x.value().device().backend().has_data();
         if real && self.passes.fetch_add(1, Relaxed) == AT {
-            let pid = std::process::id().to_string();
-            let signal = |name: &str| Command::new("kill").args([name, &pid]).status();
             eprintln!("fault at {}s", now().as_secs_f64());
             match self.fault {
-                Fault::Killed => drop(signal("-KILL")),
+                Fault::Killed => signal::send(std::process::id(), "-KILL"),
                 Fault::Stopped => {
-                    drop(signal("-STOP"));
+                    signal::send(std::process::id(), "-STOP");
                     // It takes effect when the system next looks at this process.
                     std::thread::sleep(Duration::from_secs(1));
                 }
@@ -162,7 +160,7 @@ fn rank() -> Result<()> {
                 return Ok(());
             }
             if is_last {
-                drop(Command::new("kill").args(["-STOP", &std::process::id().to_string()]).status());
+                signal::send(std::process::id(), "-STOP");
             }
             // A rank that is gone when the others come is one that no launcher counts on.
             std::thread::sleep(Duration::from_secs(1));

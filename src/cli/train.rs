@@ -90,6 +90,7 @@ pub(super) struct Args {
     deterministic: bool,
     /// All nine products of every 3×3 convolution, where four would do with a rounding error up to four times as large
     #[arg(long)]
+    #[serde(alias = "no-winograd")]
     pub(super) no_winograd: bool,
     /// Seconds that a worker waits for others before the job ends and says who waits for whom; 0 for ever [default: 300]
     #[arg(long)]
