@@ -26,8 +26,9 @@ pub struct Lead {
     asked: u64,
     /// Words of the first worker that were received, or sent.
     words: u64,
-    /// On the first worker: words of each of the others that were received.
+    /// On the first worker: words of each of the others that were received, and the receives of the next ones if they were posted.
     heard: u64,
+    posted: Vec<Ticket>,
     /// Whether one of them, always the last, was to stop; on the first worker: before which of the minibatches asked for.
     stop: Option<u64>,
     /// Sends that may not have ended, oldest first.
@@ -49,7 +50,7 @@ impl Lead {
             ahead,
             asked: 0,
             words: 0,
-            heard: 0,
+            heard: 0, posted: Vec::new(),
             stop: None,
             sent: VecDeque::new(),
             tensors,
@@ -73,6 +74,10 @@ impl Lead {
             return Ok(self.stop.is_none());
         }
         let stop = stop | (number >= self.ahead && self.hear(transport)?);
+        if self.asked >= self.ahead {
+            // For the next time: by then they are here.
+            self.post(transport)?;
+        }
         if self.stop.is_none() {
             self.stop = stop.then_some(number + self.ahead);
             for to in 1..transport.size() {
@@ -91,19 +96,29 @@ impl Lead {
         self.settle(transport, most)
     }
 
+    /// Posts the receives of the next word of each of the others, if they are not.
+    fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        if self.posted.is_empty() {
+            for from in 1..transport.size() {
+                self.posted.push(transport.post_recv(from, CHANNEL, 1, &self.device)?);
+            }
+        }
+        Ok(())
+    }
+
     /// The next word of each of the others: whether one was told to stop.
     fn hear(&mut self, transport: &mut dyn Transport) -> Result<bool> {
+        self.post(transport)?;
         let mut stop = false;
-        for from in 1..transport.size() {
-            stop |= !self.word(transport, from, self.heard)?;
+        for (i, ticket) in std::mem::take(&mut self.posted).into_iter().enumerate() {
+            stop |= !self.word(transport, ticket, 1 + i, self.heard)?;
         }
         self.heard += 1;
         Ok(stop)
     }
 
     /// Word number `want` of worker `from`: whether it is to go on.
-    fn word(&self, transport: &mut dyn Transport, from: usize, want: u64) -> Result<bool> {
-        let ticket = transport.post_recv(from, CHANNEL, 1, &self.device)?;
+    fn word(&self, transport: &mut dyn Transport, ticket: Ticket, from: usize, want: u64) -> Result<bool> {
         let (header, word) = transport.wait(ticket)?.ok_or_else(|| Error::transport("a receive without a message"))?;
         if header.mb != want {
             let got = header.mb;
@@ -116,7 +131,8 @@ impl Lead {
         if self.stop.is_some() {
             return Ok(());
         }
-        let goes_on = self.word(transport, 0, self.words)?;
+        let ticket = transport.post_recv(0, CHANNEL, 1, &self.device)?;
+        let goes_on = self.word(transport, ticket, 0, self.words)?;
         self.words += 1;
         self.stop = (!goes_on).then_some(self.words);
         Ok(())
