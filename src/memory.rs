@@ -1,4 +1,4 @@
-//! How much memory this machine has, for what must not be asked of it.
+//! How much memory this machine has, for what must not be asked of it, and how much of it this process held.
 use crate::{Error, Result};
 use std::sync::OnceLock;
 
@@ -24,11 +24,17 @@ fn within(total: Option<u64>, what: impl FnOnce() -> String, bytes: u128) -> Res
 /// All memory of this machine in bytes, as it was when it was first asked for.
 fn total() -> Option<u64> {
     static ONCE: OnceLock<Option<u64>> = OnceLock::new();
-    *ONCE.get_or_init(|| read(&std::fs::read_to_string("/proc/meminfo").ok()?))
+    *ONCE.get_or_init(|| read(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:"))
 }
 
-fn read(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+/// The most memory that this process ever held, in bytes, where the system says it.
+pub(crate) fn peak() -> Option<u64> {
+    read(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+}
+
+/// The bytes of a line such as `MemTotal: 8 kB`.
+fn read(lines: &str, name: &str) -> Option<u64> {
+    let line = lines.lines().find_map(|l| l.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -43,12 +49,12 @@ mod tests {
 
     #[test]
     fn what_the_machine_lacks_is_refused_with_both_numbers() {
-        let total = read("MemFree: 1 kB\nMemTotal:       2000000 kB\nBuffers: 5 kB\n");
+        let total = read("MemFree: 1 kB\nMemTotal:       2000000 kB\nBuffers: 5 kB\n", "MemTotal:");
         assert_eq!(total, Some(2_048_000_000));
         assert!(within(total, String::new, 2_048_000_000).is_ok());
         let error = within(total, || "it".into(), elements(&[usize::MAX; 3])).unwrap_err().to_string();
         assert!(error.contains("it takes ") && error.contains("this machine has 2.0 GB"), "{error}");
         assert!(within(None, String::new, u128::MAX).is_ok());
-        assert_eq!(read("MemTotal: many"), None);
+        assert_eq!(read("MemTotal: many", "MemTotal:"), None);
     }
 }

@@ -2,6 +2,7 @@
 use crate::{
     aloud::answer,
     layers::Graph,
+    memory,
     pipeline::{
         plan::Plan,
         worker::{Spent, Times, Worker},
@@ -99,17 +100,10 @@ impl WorkerReport {
             sending: t.seconds(Spent::Send),
             instructions: t.instructions,
             pool_peak_bytes: worker.device().memory().peak_bytes,
-            rss_bytes: peak_rss(),
+            rss_bytes: memory::peak().unwrap_or(0) as usize,
             pool_misses_after_warmup: misses,
         }
     }
-}
-
-/// The most memory that this process held, in bytes; 0 where the system does not say.
-fn peak_rss() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<usize>().ok()).unwrap_or(0) * 1024
 }
 
 /// What a run has to say at its end.

@@ -4,16 +4,14 @@ use crate::{
     Error, Result,
     cli::{print_found, train},
     data::{self, Data},
+    memory,
     models::{self, Input, ModelConfig},
     optim::Sgd,
     pipeline::{profile::Profile, schedule::Kind},
     tensor::DType,
     train::{Minibatch, Session, Settings, Trainer},
 };
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// Flags of `train` that a case leaves nothing to say about.
 pub(super) const FIXED: [&str; 14] = [
@@ -149,9 +147,5 @@ fn time(session: &mut Session, warm: u64, steps: Option<u64>) -> Result<f64> {
 
 /// The most bytes of memory that this process ever held.
 fn most_memory() -> Result<u64> {
-    let status = Path::new("/proc/self/status");
-    let text = Error::read_text(status)?;
-    let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.map(|k| k << 10).ok_or_else(|| Error::data(format!("{}: VmHWM expected", status.display())))
+    memory::peak().ok_or_else(|| Error::data("/proc/self/status: VmHWM expected"))
 }

@@ -50,25 +50,18 @@ impl A<'_> {
     /// Packs the rows `rows` and at most [`KC`] columns `ks`.
     pub(crate) fn pack(&self, simd: Simd, rows: Range<usize>, ks: Range<usize>, mr: usize, out: &mut [f32]) {
         let panel = self.panel(mr);
-        let panels = rows.clone().step_by(mr).map(|i| i..rows.end.min(i + mr));
         match self {
             A::Rows { data, ld } => {
                 for (i, out) in rows.zip(out.chunks_mut(ROW)) {
                     out[..ks.len()].copy_from_slice(&data[i * ld..][ks.clone()]);
                 }
             }
-            A::Columns { data, ld } => {
-                for q in ks.clone().step_by(STREAMS) {
-                    for (rows, out) in panels.clone().zip(out.chunks_mut(panel)) {
-                        let (from, to) = (&data[q * ld + rows.start..], &mut out[(q - ks.start) * mr..]);
-                        let (count, len) = (STREAMS.min(ks.end - q), rows.len());
-                        simd.run(Spread { from, from_step: *ld, to, to_step: mr, count, len });
-                    }
-                }
-            }
+            A::Columns { data, ld } => spread(simd, data, *ld, ks, rows, [mr, panel], out),
             A::Pixels(x) => x.pack_pixels(simd, rows, ks, out),
             A::Taps(x) => {
-                panels.zip(out.chunks_mut(panel)).for_each(|(rows, out)| x.pack_taps(simd, rows, ks.clone(), mr, out))
+                for (rows, out) in panels(rows, mr).zip(out.chunks_mut(panel)) {
+                    x.pack_taps(simd, rows, ks.clone(), mr, out);
+                }
             }
         }
     }
@@ -77,23 +70,14 @@ impl A<'_> {
 impl B<'_> {
     /// Packs the rows `ks` and the columns `cols`.
     pub(crate) fn pack(&self, simd: Simd, ks: Range<usize>, cols: Range<usize>, nr: usize, out: &mut [f32]) {
-        let panels = cols.clone().step_by(nr).map(|j| j..cols.end.min(j + nr));
+        let panel = ks.len() * nr;
         if !cols.len().is_multiple_of(nr) {
-            out[cols.len() / nr * nr * ks.len()..][..nr * ks.len()].fill(0.0);
+            out[cols.len() / nr * panel..][..panel].fill(0.0);
         }
-        if let B::Rows { data, ld } = self {
-            for q in ks.clone().step_by(STREAMS) {
-                for (cols, out) in panels.clone().zip(out.chunks_mut(ks.len() * nr)) {
-                    let (from, to) = (&data[q * ld + cols.start..], &mut out[(q - ks.start) * nr..]);
-                    let (count, len) = (STREAMS.min(ks.end - q), cols.len());
-                    simd.run(Spread { from, from_step: *ld, to, to_step: nr, count, len });
-                }
-            }
-            return;
-        }
-        for (cols, out) in panels.zip(out.chunks_mut(ks.len() * nr)) {
-            match self {
-                B::Columns { data, ld, run, bases } => {
+        match self {
+            B::Rows { data, ld } => spread(simd, data, *ld, ks, cols, [nr, panel], out),
+            B::Columns { data, ld, run, bases } => {
+                for (cols, out) in panels(cols, nr).zip(out.chunks_mut(panel)) {
                     let mut p = ks.start;
                     while p < ks.end {
                         let (base, within) = (bases[p / run], p % run);
@@ -104,9 +88,34 @@ impl B<'_> {
                         p += len;
                     }
                 }
-                // Done above, and never packed again.
-                B::Rows { .. } | B::Panels { .. } => {}
             }
+            // Never packed again.
+            B::Panels { .. } => {}
+        }
+    }
+}
+
+/// `all` in pieces of `unit`, the last one perhaps shorter.
+fn panels(all: Range<usize>, unit: usize) -> impl Iterator<Item = Range<usize>> {
+    all.clone().step_by(unit).map(move |i| i..all.end.min(i + unit))
+}
+
+/// Packs the elements `all` of the rows `ks` of an operand, `ld` apart, into panels of `unit` columns that are `panel` elements
+/// long.
+fn spread(
+    simd: Simd,
+    data: &[f32],
+    ld: usize,
+    ks: Range<usize>,
+    all: Range<usize>,
+    [unit, panel]: [usize; 2],
+    out: &mut [f32],
+) {
+    for q in ks.clone().step_by(STREAMS) {
+        for (piece, out) in panels(all.clone(), unit).zip(out.chunks_mut(panel)) {
+            let (from, to) = (&data[q * ld + piece.start..], &mut out[(q - ks.start) * unit..]);
+            let (count, len) = (STREAMS.min(ks.end - q), piece.len());
+            simd.run(Spread { from, from_step: ld, to, to_step: unit, count, len });
         }
     }
 }
