@@ -24,11 +24,9 @@ use std::{
 const EAGER: Duration = Duration::from_millis(1);
 /// The pause between two looks after that. A command ends it early.
 const PAUSE: Duration = Duration::from_micros(60);
-/// While the worker computes, perhaps on the same core, pauses grow, since every look costs it some 40 µs and it does not ask yet
-/// for what ends meanwhile: to this with sends outstanding, of which MPI may need many looks to send a long one in fragments,
-const SEND_PAUSE: Duration = Duration::from_millis(1);
-/// and to this with receives alone.
-const LONG_PAUSE: Duration = Duration::from_millis(5);
+/// While the worker computes, perhaps on the same core, pauses grow to this: every look costs it some 40 µs, and it does not ask
+/// yet for what ends meanwhile. A send that the other side does not take yet is not worth more looks than a receive.
+const LONG_PAUSE: Duration = Duration::from_millis(10);
 /// With nothing outstanding MPI may still hold what it accepted but did not put on the wire: so long it is looked after,
 const LINGER: Duration = Duration::from_secs(1);
 /// so often.
@@ -214,8 +212,7 @@ impl Comm {
             (true, _) => LINGER_PAUSE,
             (false, true) if quiet < EAGER => Duration::ZERO,
             (false, true) => PAUSE,
-            (false, false) if self.sending.is_empty() => LONG_PAUSE.min(PAUSE + quiet),
-            (false, false) => SEND_PAUSE.min(PAUSE + quiet / 4),
+            (false, false) => LONG_PAUSE.min(PAUSE + quiet),
         })
     }
 
