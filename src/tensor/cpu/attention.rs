@@ -4,7 +4,8 @@
 use super::{
     Cpu,
     gemm::{Problem, alone, scratch},
-    isa::Job,
+    isa::VectorJob,
+    lanes::{Lanes, Vectors},
     math,
     micro::Kernels,
     pack::{A, B},
@@ -149,7 +150,7 @@ pub(crate) fn forward(cpu: &Cpu, a: Attention, qkv: View, mut y: ViewMut, mut ls
                 shape.score(&q[rows.start * step..], step, panels, [rows.len(), seen], scores, work);
                 for (i, row) in rows.clone().zip(scores.chunks_mut(shape.ld)) {
                     let x = &mut row[..seen.next_multiple_of(WIDTH)];
-                    lse[i] = cpu.simd.run(Softmax { x, seen: shape.seen(i), scale: shape.scale });
+                    lse[i] = cpu.simd.vectors(Softmax { x, seen: shape.seen(i), scale: shape.scale });
                 }
                 let (from, b) = (rows.start, B::Rows { data: v, ld: step });
                 let row = Box::new(move |i| at + (from + i) * ld);
@@ -170,20 +171,25 @@ struct Softmax<'a> {
     scale: f32,
 }
 
-impl Job for Softmax<'_> {
+impl VectorJob for Softmax<'_> {
     type Out = f32;
     #[inline(always)]
-    fn run(self) -> f32 {
+    fn run<L: Lanes>(self, v: Vectors<L>) -> f32 {
         let Softmax { x, seen, scale } = self;
-        // The others go through the same loops as one of the seen.
-        let one = x[0];
-        x[seen..].fill(one);
-        let max = scale * math::fold(x, f32::NEG_INFINITY, math::max, math::max);
-        x.iter_mut().for_each(|x| *x = math::exp(scale * *x - max));
-        x[seen..].fill(0.0);
-        let sum = math::fold(x, 0.0, |a, b| a + b, |a, b| a + b);
-        let share = 1.0 / sum;
-        x.iter_mut().for_each(|x| *x *= share);
+        let (x, others) = x.split_at_mut(seen);
+        others.fill(0.0);
+        let max = scale * math::largest(v, x);
+        let (factor, minus_max, mut sum) = (v.splat(scale), v.splat(-max), v.zero());
+        for at in (0..seen).step_by(L::N) {
+            let e = math::exp(v, v.fma(minus_max, v.load_first(x, at, seen - at), factor));
+            v.store_first(e, x, at, seen - at);
+            sum = v.add(sum, v.load_first(x, at, seen - at));
+        }
+        let sum = v.sum(sum);
+        let share = v.splat(1.0 / sum);
+        for at in (0..seen).step_by(L::N) {
+            v.store_first(v.mul(v.load_first(x, at, seen - at), share), x, at, seen - at);
+        }
         max + sum.ln()
     }
 }
@@ -230,7 +236,7 @@ pub(crate) fn backward(
                 for ((i, row), (p, ds)) in rows.clone().enumerate().zip(scores) {
                     let (y, dy) = (&y[row * ld..][..a.d], &dy[i * ld..][..a.d]);
                     let (p, ds, lse) = (&mut p[..width], &mut ds[..width], lse[row]);
-                    cpu.simd.run(Slopes { p, ds, y, dy, seen: shape.seen(row), scale: shape.scale, lse });
+                    cpu.simd.vectors(Slopes { p, ds, y, dy, seen: shape.seen(row), scale: shape.scale, lse });
                 }
                 let product = |which, m, from, k, a, b, add, work: &mut [f32]| {
                     let at = shape.at(head, which);
@@ -263,15 +269,18 @@ struct Slopes<'a> {
     lse: f32,
 }
 
-impl Job for Slopes<'_> {
+impl VectorJob for Slopes<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, v: Vectors<L>) {
         let Slopes { p, ds, y, dy, seen, scale, lse } = self;
-        let mean = math::sum2(y, dy, |y, dy| y * dy);
-        for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {
-            *p = math::exp(scale * *p - lse);
-            *ds = *p * (*ds - mean) * scale;
+        let mean = v.splat(math::dot(v, y, dy));
+        let (factor, minus_lse) = (v.splat(scale), v.splat(-lse));
+        for at in (0..seen).step_by(L::N) {
+            let prob = math::exp(v, v.fma(minus_lse, v.load_first(p, at, seen - at), factor));
+            v.store_first(prob, p, at, seen - at);
+            let slope = v.mul(v.sub(v.load_first(ds, at, seen - at), mean), factor);
+            v.store_first(v.mul(prob, slope), ds, at, seen - at);
         }
         p[seen..].fill(0.0);
         ds[seen..].fill(0.0);

@@ -1,5 +1,10 @@
 //! Functions of one and two values, and what else treats every element alike.
-use super::{Cpu, isa::Job, math};
+use super::{
+    Cpu,
+    isa::{Job, VectorJob},
+    lanes::{Lanes, Vectors},
+    math::{self, Apply, Function},
+};
 use crate::{
     Result,
     tensor::{
@@ -17,6 +22,12 @@ const UNIT: usize = 64;
 fn map(cpu: &Cpu, x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32 + Copy + Sync) {
     let piece = cpu.threads.piece(y.len(), UNIT, GRAIN);
     cpu.threads.over(x.chunks(piece).zip(y.chunks_mut(piece)), |(x, y)| cpu.simd.run(Map { x, y, f }));
+}
+
+/// The same, of a function of vectors.
+fn apply(cpu: &Cpu, f: impl Function, x: &[f32], y: &mut [f32]) {
+    let piece = cpu.threads.piece(y.len(), UNIT, GRAIN);
+    cpu.threads.over(x.chunks(piece).zip(y.chunks_mut(piece)), |(x, y)| cpu.simd.vectors(Apply { f, x, y }));
 }
 
 struct Map<'a, F> {
@@ -72,16 +83,16 @@ pub(crate) fn unary(cpu: &Cpu, op: Unary, x: View, mut y: ViewMut) -> Result<()>
     let (x, y) = (x.slice::<f32>()?, y.slice::<f32>()?);
     match op {
         Unary::Neg => map(cpu, x, y, |x| -x),
-        Unary::Exp => map(cpu, x, y, math::exp),
+        Unary::Exp => apply(cpu, math::Exp, x, y),
         Unary::Log => map(cpu, x, y, f32::ln),
         Unary::Sqrt => map(cpu, x, y, f32::sqrt),
         Unary::Recip => map(cpu, x, y, |x| 1.0 / x),
         Unary::Square => map(cpu, x, y, |x| x * x),
         Unary::Abs => map(cpu, x, y, f32::abs),
         Unary::Relu => map(cpu, x, y, math::relu),
-        Unary::Gelu => map(cpu, x, y, math::gelu),
-        Unary::Tanh => map(cpu, x, y, math::tanh),
-        Unary::Sigmoid => map(cpu, x, y, math::sigmoid),
+        Unary::Gelu => apply(cpu, math::Gelu, x, y),
+        Unary::Tanh => apply(cpu, math::Tanh, x, y),
+        Unary::Sigmoid => apply(cpu, math::Sigmoid, x, y),
         Unary::Affine { scale, shift } => {
             let (scale, shift) = (scale as f32, shift as f32);
             map(cpu, x, y, move |x| scale * x + shift);
@@ -115,22 +126,24 @@ pub(crate) fn unary_grad(cpu: &Cpu, op: Unary, saved: View, dy: View, mut dx: Vi
 fn gelu_grad(cpu: &Cpu, x: &[f32], dy: &[f32], dx: &mut [f32]) {
     let piece = cpu.threads.piece(dx.len(), UNIT, GRAIN);
     let pieces = x.chunks(piece).zip(dy.chunks(piece)).zip(dx.chunks_mut(piece));
-    cpu.threads.over(pieces, |((x, dy), dx)| cpu.simd.run(GeluGrad { x, dy, dx }));
+    cpu.threads.over(pieces, |((x, dy), dx)| cpu.simd.vectors(GeluGrad { x, dy, dx }));
 }
 
-/// Too long for a closure of [`Map2`] to be inlined for sure.
 struct GeluGrad<'a> {
     x: &'a [f32],
     dy: &'a [f32],
     dx: &'a mut [f32],
 }
 
-impl Job for GeluGrad<'_> {
+impl VectorJob for GeluGrad<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
-        for ((dx, &x), &dy) in self.dx.iter_mut().zip(self.x).zip(self.dy) {
-            *dx = math::gelu_grad(x, dy);
+    fn run<L: Lanes>(self, v: Vectors<L>) {
+        let GeluGrad { x, dy, dx } = self;
+        let n = dx.len();
+        for at in (0..n).step_by(L::N) {
+            let slope = math::gelu_slope(v, v.load_first(x, at, n - at));
+            v.store_first(v.mul(slope, v.load_first(dy, at, n - at)), dx, at, n - at);
         }
     }
 }

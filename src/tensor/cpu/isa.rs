@@ -127,12 +127,13 @@ pub(crate) trait Job {
 
 /// Loops written with the vectors of whichever instructions there are. Implementations mark `run` `inline(always)`.
 pub(crate) trait VectorJob {
-    fn run<L: Lanes>(self, v: Vectors<L>);
+    type Out;
+    fn run<L: Lanes>(self, v: Vectors<L>) -> Self::Out;
 }
 
 impl Simd {
     /// Runs `job` with the widest vectors of these instructions.
-    pub(crate) fn vectors(self, job: impl VectorJob) {
+    pub(crate) fn vectors<J: VectorJob>(self, job: J) -> J::Out {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => self.run(WithVectors::<_, std::arch::x86_64::__m512>(job, std::marker::PhantomData)),
@@ -147,11 +148,11 @@ impl Simd {
 struct WithVectors<J, L>(J, std::marker::PhantomData<L>);
 
 impl<J: VectorJob, L: Lanes> Job for WithVectors<J, L> {
-    type Out = ();
+    type Out = J::Out;
     #[inline(always)]
-    fn run(self) {
+    fn run(self) -> J::Out {
         // SAFETY: made in `Simd::vectors` only, which chooses L by the instructions that `Simd::run` compiles for.
-        self.0.run(unsafe { Vectors::<L>::new() });
+        self.0.run(unsafe { Vectors::<L>::new() })
     }
 }
 

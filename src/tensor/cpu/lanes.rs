@@ -3,6 +3,9 @@
 //! The unsafe code here rests on one invariant: a [`Vectors`] exists only in code that [`Simd::vectors`](super::isa::Simd::vectors)
 //! has entered through a function compiled for its instructions, which this machine was found to have. Its methods bound-check
 //! every access to memory.
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
 use std::marker::PhantomData;
 
 /// A vector of f32.
@@ -27,6 +30,20 @@ pub(crate) trait Lanes: Copy {
     unsafe fn times(self, x: Self) -> Self;
     /// self + a·b
     unsafe fn fma(self, a: Self, b: Self) -> Self;
+    unsafe fn over(self, x: Self) -> Self;
+    /// Each self > x ? self : x, so that of two of which one is a NaN it is x.
+    unsafe fn larger(self, x: Self) -> Self;
+    /// Each self < x ? self : x.
+    unsafe fn smaller(self, x: Self) -> Self;
+    unsafe fn abs(self) -> Self;
+    /// The magnitudes of self with the signs of `of`.
+    unsafe fn with_sign(self, of: Self) -> Self;
+    /// Each self < limit ? yes : no.
+    unsafe fn below(self, limit: Self, yes: Self, no: Self) -> Self;
+    /// self·2ⁿ for integers n of at most 250 in magnitude.
+    unsafe fn times_power(self, n: Self) -> Self;
+    /// Of numbers, not NaNs.
+    unsafe fn largest(self) -> f32;
     unsafe fn sum(self) -> f32;
 }
 
@@ -116,6 +133,74 @@ impl<L: Lanes> Vectors<L> {
         // SAFETY: as in `splat`.
         unsafe { a.times(b) }
     }
+
+    #[inline(always)]
+    pub(crate) fn div(self, a: L, b: L) -> L {
+        // SAFETY: as in `splat`.
+        unsafe { a.over(b) }
+    }
+
+    /// Each a > b ? a : b, so that of two of which one is a NaN it is b.
+    #[inline(always)]
+    pub(crate) fn max(self, a: L, b: L) -> L {
+        // SAFETY: as in `splat`.
+        unsafe { a.larger(b) }
+    }
+
+    /// Each a < b ? a : b.
+    #[inline(always)]
+    pub(crate) fn min(self, a: L, b: L) -> L {
+        // SAFETY: as in `splat`.
+        unsafe { a.smaller(b) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn abs(self, x: L) -> L {
+        // SAFETY: as in `splat`.
+        unsafe { x.abs() }
+    }
+
+    /// The magnitudes of x with the signs of `of`.
+    #[inline(always)]
+    pub(crate) fn with_sign(self, x: L, of: L) -> L {
+        // SAFETY: as in `splat`.
+        unsafe { x.with_sign(of) }
+    }
+
+    /// Each x < limit ? yes : no.
+    #[inline(always)]
+    pub(crate) fn if_below(self, x: L, limit: L, [yes, no]: [L; 2]) -> L {
+        // SAFETY: as in `splat`.
+        unsafe { x.below(limit, yes, no) }
+    }
+
+    /// x·2ⁿ for integers n of at most 250 in magnitude.
+    #[inline(always)]
+    pub(crate) fn times_power(self, x: L, n: L) -> L {
+        // SAFETY: as in `splat`.
+        unsafe { x.times_power(n) }
+    }
+
+    /// The largest number of a vector without NaNs.
+    #[inline(always)]
+    pub(crate) fn largest(self, x: L) -> f32 {
+        // SAFETY: as in `splat`.
+        unsafe { x.largest() }
+    }
+
+    /// The sum of a vector.
+    #[inline(always)]
+    pub(crate) fn sum(self, x: L) -> f32 {
+        // SAFETY: as in `splat`.
+        unsafe { x.sum() }
+    }
+
+    /// c + a·b
+    #[inline(always)]
+    pub(crate) fn fma(self, c: L, a: L, b: L) -> L {
+        // SAFETY: as in `splat`.
+        unsafe { c.fma(a, b) }
+    }
 }
 
 impl Lanes for [f32; 4] {
@@ -175,180 +260,44 @@ impl Lanes for [f32; 4] {
         std::array::from_fn(|i| self[i] + a[i] * b[i])
     }
     #[inline(always)]
+    unsafe fn over(self, x: Self) -> Self {
+        std::array::from_fn(|i| self[i] / x[i])
+    }
+    #[inline(always)]
+    unsafe fn larger(self, x: Self) -> Self {
+        std::array::from_fn(|i| if self[i] > x[i] { self[i] } else { x[i] })
+    }
+    #[inline(always)]
+    unsafe fn smaller(self, x: Self) -> Self {
+        std::array::from_fn(|i| if self[i] < x[i] { self[i] } else { x[i] })
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        self.map(f32::abs)
+    }
+    #[inline(always)]
+    unsafe fn with_sign(self, of: Self) -> Self {
+        std::array::from_fn(|i| self[i].copysign(of[i]))
+    }
+    #[inline(always)]
+    unsafe fn below(self, limit: Self, yes: Self, no: Self) -> Self {
+        std::array::from_fn(|i| if self[i] < limit[i] { yes[i] } else { no[i] })
+    }
+    #[inline(always)]
+    unsafe fn times_power(self, n: Self) -> Self {
+        // Two factors, since 2ⁿ alone may be too large or too small.
+        let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
+        std::array::from_fn(|i| {
+            let n = n[i] as i32;
+            self[i] * power(n >> 1) * power(n - (n >> 1))
+        })
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    #[inline(always)]
     unsafe fn sum(self) -> f32 {
         (self[0] + self[1]) + (self[2] + self[3])
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::Lanes;
-    use std::arch::x86_64::*;
-
-    impl Lanes for __m512 {
-        const N: usize = 16;
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            unsafe { _mm512_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(p: *const f32) -> Self {
-            unsafe { _mm512_loadu_ps(p) }
-        }
-        #[inline(always)]
-        unsafe fn load_first(p: *const f32, n: usize) -> Self {
-            unsafe { _mm512_maskz_loadu_ps(first(n), p) }
-        }
-        #[inline(always)]
-        unsafe fn prefetch(p: *const f32) {
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, p: *mut f32) {
-            unsafe { _mm512_storeu_ps(p, self) }
-        }
-        #[inline(always)]
-        unsafe fn store_first(self, p: *mut f32, n: usize) {
-            unsafe { _mm512_mask_storeu_ps(p, first(n), self) }
-        }
-        #[inline(always)]
-        unsafe fn transpose(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
-            unsafe {
-                let mut rows = [_mm512_setzero_ps(); 16];
-                for (r, row) in rows.iter_mut().enumerate() {
-                    *row = _mm512_loadu_ps(from.add(r * from_step));
-                }
-                // By quarters of a vector: of four rows at a time, column 4·q + c to quarter q of vector c …
-                for i in [0, 4, 8, 12] {
-                    let ab = _mm512_castps_pd(_mm512_unpacklo_ps(rows[i], rows[i + 1]));
-                    let ab2 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[i], rows[i + 1]));
-                    let cd = _mm512_castps_pd(_mm512_unpacklo_ps(rows[i + 2], rows[i + 3]));
-                    let cd2 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[i + 2], rows[i + 3]));
-                    rows[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
-                    rows[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
-                    rows[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2));
-                    rows[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2));
-                }
-                // … then the quarters q of all four together.
-                for c in 0..4 {
-                    let even = _mm512_shuffle_f32x4::<0x88>(rows[c], rows[4 + c]);
-                    let odd = _mm512_shuffle_f32x4::<0xdd>(rows[c], rows[4 + c]);
-                    let even2 = _mm512_shuffle_f32x4::<0x88>(rows[8 + c], rows[12 + c]);
-                    let odd2 = _mm512_shuffle_f32x4::<0xdd>(rows[8 + c], rows[12 + c]);
-                    _mm512_storeu_ps(to.add(c * to_step), _mm512_shuffle_f32x4::<0x88>(even, even2));
-                    _mm512_storeu_ps(to.add((4 + c) * to_step), _mm512_shuffle_f32x4::<0x88>(odd, odd2));
-                    _mm512_storeu_ps(to.add((8 + c) * to_step), _mm512_shuffle_f32x4::<0xdd>(even, even2));
-                    _mm512_storeu_ps(to.add((12 + c) * to_step), _mm512_shuffle_f32x4::<0xdd>(odd, odd2));
-                }
-            }
-        }
-        #[inline(always)]
-        unsafe fn plus(self, x: Self) -> Self {
-            unsafe { _mm512_add_ps(self, x) }
-        }
-        #[inline(always)]
-        unsafe fn minus(self, x: Self) -> Self {
-            unsafe { _mm512_sub_ps(self, x) }
-        }
-        #[inline(always)]
-        unsafe fn times(self, x: Self) -> Self {
-            unsafe { _mm512_mul_ps(self, x) }
-        }
-        #[inline(always)]
-        unsafe fn fma(self, a: Self, b: Self) -> Self {
-            unsafe { _mm512_fmadd_ps(a, b, self) }
-        }
-        #[inline(always)]
-        unsafe fn sum(self) -> f32 {
-            unsafe { _mm512_reduce_add_ps(self) }
-        }
-    }
-
-    /// The mask of the first `n` of 16 elements.
-    fn first(n: usize) -> __mmask16 {
-        ((1u32 << n) - 1) as __mmask16
-    }
-
-    impl Lanes for __m256 {
-        const N: usize = 8;
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            unsafe { _mm256_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(p: *const f32) -> Self {
-            unsafe { _mm256_loadu_ps(p) }
-        }
-        #[inline(always)]
-        unsafe fn load_first(p: *const f32, n: usize) -> Self {
-            unsafe { _mm256_maskload_ps(p, mask(n)) }
-        }
-        #[inline(always)]
-        unsafe fn prefetch(p: *const f32) {
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, p: *mut f32) {
-            unsafe { _mm256_storeu_ps(p, self) }
-        }
-        #[inline(always)]
-        unsafe fn store_first(self, p: *mut f32, n: usize) {
-            unsafe { _mm256_maskstore_ps(p, mask(n), self) }
-        }
-        #[inline(always)]
-        unsafe fn transpose(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
-            unsafe {
-                let mut rows = [_mm256_setzero_ps(); 8];
-                for (r, row) in rows.iter_mut().enumerate() {
-                    *row = _mm256_loadu_ps(from.add(r * from_step));
-                }
-                // As above, by halves.
-                for i in [0, 4] {
-                    let ab = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i], rows[i + 1]));
-                    let ab2 = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i], rows[i + 1]));
-                    let cd = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i + 2], rows[i + 3]));
-                    let cd2 = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i + 2], rows[i + 3]));
-                    rows[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
-                    rows[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
-                    rows[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(ab2, cd2));
-                    rows[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(ab2, cd2));
-                }
-                for c in 0..4 {
-                    let (above, below) = (rows[c], rows[4 + c]);
-                    _mm256_storeu_ps(to.add(c * to_step), _mm256_permute2f128_ps::<0x20>(above, below));
-                    _mm256_storeu_ps(to.add((4 + c) * to_step), _mm256_permute2f128_ps::<0x31>(above, below));
-                }
-            }
-        }
-        #[inline(always)]
-        unsafe fn plus(self, x: Self) -> Self {
-            unsafe { _mm256_add_ps(self, x) }
-        }
-        #[inline(always)]
-        unsafe fn minus(self, x: Self) -> Self {
-            unsafe { _mm256_sub_ps(self, x) }
-        }
-        #[inline(always)]
-        unsafe fn times(self, x: Self) -> Self {
-            unsafe { _mm256_mul_ps(self, x) }
-        }
-        #[inline(always)]
-        unsafe fn fma(self, a: Self, b: Self) -> Self {
-            unsafe { _mm256_fmadd_ps(a, b, self) }
-        }
-        #[inline(always)]
-        unsafe fn sum(self) -> f32 {
-            let mut x = [0.0f32; 8];
-            unsafe { _mm256_storeu_ps(x.as_mut_ptr(), self) };
-            ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]))
-        }
-    }
-
-    /// The mask of the first `n` of 8 elements.
-    #[inline(always)]
-    unsafe fn mask(n: usize) -> __m256i {
-        const ONES: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
-        // SAFETY: n ≤ 8, so that eight elements from 8 − n on are inside.
-        unsafe { _mm256_loadu_si256(ONES.as_ptr().add(8 - n).cast()) }
     }
 }

@@ -4,8 +4,9 @@
 use super::{
     Cpu,
     gemm::{Problem, solve_into},
-    isa::Job,
-    math,
+    isa::VectorJob,
+    lanes::{Lanes, Vectors},
+    math::{self, Sigmoid, Tanh},
     micro::Kernels,
     pack::{A, B},
 };
@@ -72,7 +73,7 @@ pub(crate) fn forward(
                     None => None,
                 };
                 let gates = &mut gates[step * 4 * d..][..4 * d];
-                cpu.simd.run(Gates { gates, before, c: &mut c[..d], y: &mut y[step * d..][..d] });
+                cpu.simd.vectors(Gates { gates, before, c: &mut c[..d], y: &mut y[step * d..][..d] });
             }
         });
     }
@@ -87,17 +88,17 @@ struct Gates<'a> {
     y: &'a mut [f32],
 }
 
-impl Job for Gates<'_> {
+impl VectorJob for Gates<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, v: Vectors<L>) {
         let Gates { gates, before, c, y } = self;
         let d = c.len();
         let (input_forget, rest) = gates.split_at_mut(2 * d);
         let (g, o) = rest.split_at_mut(d);
-        input_forget.iter_mut().for_each(|x| *x = math::sigmoid(*x));
-        g.iter_mut().for_each(|x| *x = math::tanh(*x));
-        o.iter_mut().for_each(|x| *x = math::sigmoid(*x));
+        math::apply(v, Sigmoid, input_forget);
+        math::apply(v, Tanh, g);
+        math::apply(v, Sigmoid, o);
         let (i, f) = input_forget.split_at(d);
         for ((c, i), g) in c.iter_mut().zip(i).zip(&*g) {
             *c = i * g;
@@ -105,8 +106,9 @@ impl Job for Gates<'_> {
         for ((c, f), before) in c.iter_mut().zip(f).zip(before.unwrap_or(&[])) {
             *c += f * before;
         }
-        for ((y, c), o) in y.iter_mut().zip(c).zip(o) {
-            *y = *o * math::tanh(*c);
+        for at in (0..d).step_by(L::N) {
+            let tanh = math::tanh(v, v.load_first(c, at, d - at));
+            v.store_first(v.mul(v.load_first(o, at, d - at), tanh), y, at, d - at);
         }
     }
 }
@@ -147,7 +149,7 @@ pub(crate) fn backward(
                 let at = (sample * t + step) * d;
                 let before = if step > 0 { Some(&c[at - d..at]) } else { c0.map(|c| &c[sample * d..][..d]) };
                 let (gates, c, dy) = (&gates[4 * at..][..4 * d], &c[at..][..d], &dy[at..][..d]);
-                cpu.simd.run(Slopes { gates, before, c, dy, dh, dc, da: &mut da[step * 4 * d..][..4 * d] });
+                cpu.simd.vectors(Slopes { gates, before, c, dy, dh, dc, da: &mut da[step * 4 * d..][..4 * d] });
             }
         });
         if step > 0 || c0.is_some() {
@@ -173,10 +175,10 @@ struct Slopes<'a> {
     da: &'a mut [f32],
 }
 
-impl Job for Slopes<'_> {
+impl VectorJob for Slopes<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, v: Vectors<L>) {
         let Slopes { gates, before, c, dy, dh, dc, da } = self;
         let d = c.len();
         let (c, dy, dh, dc) = (&c[..d], &dy[..d], &dh[..d], &mut dc[..d]);
@@ -186,8 +188,10 @@ impl Job for Slopes<'_> {
         let (df, rest) = rest.split_at_mut(d);
         let (dg, rest) = rest.split_at_mut(d);
         let dout = &mut rest[..d];
+        dout.copy_from_slice(c);
+        math::apply(v, Tanh, dout);
         for j in 0..d {
-            let (tanh, dh) = (math::tanh(c[j]), dy[j] + dh[j]);
+            let (tanh, dh) = (dout[j], dy[j] + dh[j]);
             dout[j] = dh * tanh * o[j] * (1.0 - o[j]);
             let slope = dc[j] + dh * o[j] * (1.0 - tanh * tanh);
             di[j] = slope * g[j] * i[j] * (1.0 - i[j]);

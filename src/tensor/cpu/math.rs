@@ -1,85 +1,155 @@
-//! Functions of one f32 without branches or calls, so that loops over them become vector code; their errors are tested below.
+//! Functions of vectors without branches or calls, and sums of rows; their errors are tested below.
 //!
-//! No fused multiply-add: a function gives the same bits whatever the instruction set.
+//! Multiply-adds are fused where the instructions are there: results are the same bits on one set of instructions, not across.
+use super::{
+    isa::VectorJob,
+    lanes::{Lanes, Vectors},
+};
+
+/// A function of each element.
+pub(crate) trait Function: Copy + Sync {
+    /// Implementations are marked `inline(always)`, to be compiled for the instruction set in use.
+    fn of<L: Lanes>(self, v: Vectors<L>, x: L) -> L;
+}
+
+/// y[*] = f(x[*])
+pub(crate) struct Apply<'a, F> {
+    pub f: F,
+    pub x: &'a [f32],
+    pub y: &'a mut [f32],
+}
+
+impl<F: Function> VectorJob for Apply<'_, F> {
+    type Out = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, v: Vectors<L>) {
+        let Apply { f, x, y } = self;
+        let n = x.len().min(y.len());
+        for at in (0..n).step_by(L::N) {
+            let x = v.load_first(x, at, n - at);
+            v.store_first(f.of(v, x), y, at, n - at);
+        }
+    }
+}
+
+/// x[*] = f(x[*])
+#[inline(always)]
+pub(crate) fn apply<L: Lanes>(v: Vectors<L>, f: impl Function, x: &mut [f32]) {
+    let n = x.len();
+    for at in (0..n).step_by(L::N) {
+        let y = f.of(v, v.load_first(x, at, n - at));
+        v.store_first(y, x, at, n - at);
+    }
+}
+
+/// Those of [`exp`].
+#[derive(Clone, Copy)]
+pub(crate) struct Exp;
+/// Those of [`sigmoid`].
+#[derive(Clone, Copy)]
+pub(crate) struct Sigmoid;
+/// Those of [`tanh`].
+#[derive(Clone, Copy)]
+pub(crate) struct Tanh;
+/// x·Φ(x)
+#[derive(Clone, Copy)]
+pub(crate) struct Gelu;
+
+impl Function for Exp {
+    #[inline(always)]
+    fn of<L: Lanes>(self, v: Vectors<L>, x: L) -> L {
+        exp(v, x)
+    }
+}
+
+impl Function for Sigmoid {
+    #[inline(always)]
+    fn of<L: Lanes>(self, v: Vectors<L>, x: L) -> L {
+        sigmoid(v, x)
+    }
+}
+
+impl Function for Tanh {
+    #[inline(always)]
+    fn of<L: Lanes>(self, v: Vectors<L>, x: L) -> L {
+        tanh(v, x)
+    }
+}
+
+impl Function for Gelu {
+    #[inline(always)]
+    fn of<L: Lanes>(self, v: Vectors<L>, x: L) -> L {
+        v.mul(x, normal(v, x))
+    }
+}
 
 /// x·c₀ⁿ + … + cₙ by Horner's rule.
 #[inline(always)]
-fn polynomial<const N: usize>(x: f32, c: [f32; N]) -> f32 {
-    let mut y = c[0];
+fn polynomial<L: Lanes, const N: usize>(v: Vectors<L>, x: L, c: [f32; N]) -> L {
+    let mut y = v.splat(c[0]);
     for &c in &c[1..] {
-        y = y * x + c;
+        y = v.fma(v.splat(c), y, x);
     }
     y
 }
 
 /// eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2 (coefficients from Cephes); 2 ulp.
 #[inline(always)]
-pub(crate) fn exp(x: f32) -> f32 {
-    // Beyond these bounds the result is infinite or zero; written so that a NaN stays.
-    let x = if x < -104.0 { -104.0 } else { x };
-    let x = if x > 89.0 { 89.0 } else { x };
-    // Adding 1.5·2²³ rounds to an integer and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
+pub(crate) fn exp<L: Lanes>(v: Vectors<L>, x: L) -> L {
+    // Beyond these bounds the result is infinite or zero; a NaN, which stands second, stays.
+    let x = v.min(v.splat(89.0), v.max(v.splat(-104.0), x));
+    // Adding 1.5·2²³ rounds to an integer.
+    let round = v.splat(12_582_912.0);
+    let n = v.sub(v.fma(round, x, v.splat(std::f32::consts::LOG2_E)), round);
     // ln 2 in two parts; n times the first is exact.
-    let r = x - n * 0.693_359_4 - n * -2.121_944_4e-4;
+    let r = v.fma(v.fma(x, n, v.splat(-0.693_359_4)), n, v.splat(2.121_944_4e-4));
     let c = [1.987_569_2e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
-    let y = polynomial(r, c) * r * r + r + 1.0;
-    // Two factors, since 2ⁿ alone may be too large or too small.
-    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-    let half = n >> 1;
-    let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
-    y * power(half) * power(n - half)
+    let y = v.fma(r, polynomial(v, r, c), v.mul(r, r));
+    v.times_power(v.add(y, v.splat(1.0)), n)
 }
 
 /// 1/(1 + e⁻ˣ)
 #[inline(always)]
-pub(crate) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+pub(crate) fn sigmoid<L: Lanes>(v: Vectors<L>, x: L) -> L {
+    let one = v.splat(1.0);
+    v.div(one, v.add(one, exp(v, v.sub(v.zero(), x))))
 }
 
 /// A polynomial near 0 (Cephes), 1 − 2/(e²ˣ + 1) elsewhere.
 #[inline(always)]
-pub(crate) fn tanh(x: f32) -> f32 {
-    let a = x.abs();
-    let s = x * x;
+pub(crate) fn tanh<L: Lanes>(v: Vectors<L>, x: L) -> L {
+    let (a, s, one) = (v.abs(x), v.mul(x, x), v.splat(1.0));
     let c = [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
-    let near = polynomial(s, c) * s * x + x;
-    let far = (1.0 - 2.0 / (exp(a + a) + 1.0)).copysign(x);
-    if a < 0.625 { near } else { far }
+    let near = v.fma(x, v.mul(polynomial(v, s, c), s), x);
+    let far = v.sub(one, v.div(v.splat(2.0), v.add(exp(v, v.add(a, a)), one)));
+    v.if_below(a, v.splat(0.625), [near, v.with_sign(far, x)])
 }
 
 /// The error function: an odd rational function up to where it is ±1 (coefficients as in Eigen and XLA).
 #[inline(always)]
-fn erf(x: f32) -> f32 {
+fn erf<L: Lanes>(v: Vectors<L>, x: L) -> L {
     const END: f32 = 3.832_507;
-    let x = if x < -END { -END } else { x };
-    let x = if x > END { END } else { x };
-    let s = x * x;
+    let x = v.min(v.splat(END), v.max(v.splat(-END), x));
+    let s = v.mul(x, x);
     let p =
         [-2.726_142_3e-10, 2.770_681_4e-8, -2.101_024e-6, -5.692_506_4e-5, -7.349_906e-4, -2.954_6e-3, -1.609_603_3e-2];
     let q = [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2];
-    x * polynomial(s, p) / polynomial(s, q)
+    v.div(v.mul(x, polynomial(v, s, p)), polynomial(v, s, q))
 }
 
-/// The distribution function of the standard normal distribution.
+/// The distribution function Φ of the standard normal distribution.
 #[inline(always)]
-fn normal(x: f32) -> f32 {
-    0.5 + 0.5 * erf(x * std::f32::consts::FRAC_1_SQRT_2)
+fn normal<L: Lanes>(v: Vectors<L>, x: L) -> L {
+    let half = v.splat(0.5);
+    v.fma(half, half, erf(v, v.mul(x, v.splat(std::f32::consts::FRAC_1_SQRT_2))))
 }
 
-/// x·Φ(x)
+/// The derivative Φ(x) + x·φ(x) of x·Φ(x).
 #[inline(always)]
-pub(crate) fn gelu(x: f32) -> f32 {
-    x * normal(x)
-}
-
-/// Its derivative Φ(x) + x·φ(x), times dy.
-#[inline(always)]
-pub(crate) fn gelu_grad(x: f32, dy: f32) -> f32 {
+pub(crate) fn gelu_slope<L: Lanes>(v: Vectors<L>, x: L) -> L {
     const ONE_OVER_ROOT_TAU: f32 = 0.398_942_3;
-    (normal(x) + x * (exp(-0.5 * x * x) * ONE_OVER_ROOT_TAU)) * dy
+    let density = v.mul(exp(v, v.mul(v.mul(v.splat(-0.5), x), x)), v.splat(ONE_OVER_ROOT_TAU));
+    v.fma(normal(v, x), x, density)
 }
 
 /// max(a, b); a NaN stays.
@@ -94,70 +164,82 @@ pub(crate) fn relu(x: f32) -> f32 {
     if x > 0.0 || x.is_nan() { x } else { 0.0 }
 }
 
-/// Sums of this many neighbouring elements run side by side in one vector or two.
-const LANES: usize = 32;
-
-/// Folds `row` in a fixed order that suits vectors: LANES interleaved folds, then those.
+/// Σ x
 #[inline(always)]
-pub(crate) fn fold(row: &[f32], start: f32, f: impl Fn(f32, f32) -> f32, join: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = [start; LANES];
-    let chunks = row.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for c in chunks {
-        for (l, &x) in lanes.iter_mut().zip(c) {
-            *l = f(*l, x);
+pub(crate) fn sum<L: Lanes>(v: Vectors<L>, x: &[f32]) -> f32 {
+    let (mut a, mut b) = (v.zero(), v.zero());
+    let n = x.len();
+    for at in (0..n).step_by(2 * L::N) {
+        a = v.add(a, v.load_first(x, at, n - at));
+        if at + L::N < n {
+            b = v.add(b, v.load_first(x, at + L::N, n - at - L::N));
         }
     }
-    for (l, &x) in lanes.iter_mut().zip(rest) {
-        *l = f(*l, x);
-    }
-    let lanes = halved::<LANES, 16>(&lanes, &join);
-    let lanes = halved::<16, 8>(&lanes, &join);
-    let lanes = halved::<8, 4>(&lanes, &join);
-    let [a, b] = halved::<4, 2>(&lanes, &join);
-    join(a, b)
+    v.sum(v.add(a, b))
 }
 
-/// The upper half of some folds joined to the lower one, in as many steps as vectors need.
+/// Σ x·y of two rows of equal length.
 #[inline(always)]
-fn halved<const N: usize, const HALF: usize>(lanes: &[f32; N], join: impl Fn(f32, f32) -> f32) -> [f32; HALF] {
-    // A loop, since a closure handed to a function of the library is not inlined for sure.
-    let (low, high) = lanes.split_at(HALF);
-    let mut joined = [0.0; HALF];
-    for ((j, &a), &b) in joined.iter_mut().zip(low).zip(high) {
-        *j = join(a, b);
+pub(crate) fn dot<L: Lanes>(v: Vectors<L>, x: &[f32], y: &[f32]) -> f32 {
+    let mut sum = v.zero();
+    let n = x.len();
+    for at in (0..n).step_by(L::N) {
+        sum = v.fma(sum, v.load_first(x, at, n - at), v.load_first(y, at, n - at));
     }
-    joined
+    v.sum(sum)
 }
 
-/// The sum of `f(a, b)` over two rows of equal length, in the order of [`fold`].
+/// The largest number of a row; −∞ if there is none.
 #[inline(always)]
-pub(crate) fn sum2(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let (ca, cb) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest = ca.remainder().iter().zip(cb.remainder());
-    for (a, b) in ca.zip(cb) {
-        for ((l, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
-            *l += f(a, b);
-        }
+pub(crate) fn largest<L: Lanes>(v: Vectors<L>, x: &[f32]) -> f32 {
+    let mut found = v.splat(f32::NEG_INFINITY);
+    let whole = x.len() / L::N * L::N;
+    for at in (0..whole).step_by(L::N) {
+        found = v.max(v.load(x, at), found);
     }
-    for (l, (&a, &b)) in lanes.iter_mut().zip(rest) {
-        *l += f(a, b);
-    }
-    fold(&lanes, 0.0, |a, b| a + b, |a, b| a + b)
+    let rest = x[whole..].iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+    v.largest(v.max(found, v.splat(rest)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::reference;
+    use crate::tensor::{
+        Isa,
+        cpu::isa::Simd,
+        reference::{self},
+    };
+
+    #[derive(Clone, Copy)]
+    struct Erf;
+    impl Function for Erf {
+        #[inline(always)]
+        fn of<L: Lanes>(self, v: Vectors<L>, x: L) -> L {
+            erf(v, x)
+        }
+    }
+    #[derive(Clone, Copy)]
+    struct GeluSlope;
+    impl Function for GeluSlope {
+        #[inline(always)]
+        fn of<L: Lanes>(self, v: Vectors<L>, x: L) -> L {
+            gelu_slope(v, x)
+        }
+    }
+
+    fn of(isa: Isa, f: impl Function, x: &[f32]) -> Vec<f32> {
+        let mut y = vec![0.0; x.len()];
+        Simd::new(isa).unwrap().vectors(Apply { f, x, y: &mut y });
+        y
+    }
 
     /// The largest distance of `f` from `exact`, in units in the last place of max(|exact|, floor), over lo..hi.
-    fn worst(f: fn(f32) -> f32, exact: impl Fn(f64) -> f64, lo: f32, hi: f32, floor: f64) -> f64 {
-        let at = |i: u32| lo + (hi - lo) * (i as f32 / 1e6);
-        let ulps = (0..=1_000_000).map(at).map(|x| {
+    fn worst(isa: Isa, f: impl Function, exact: impl Fn(f64) -> f64, [lo, hi]: [f32; 2], floor: f64) -> f64 {
+        let xs: Vec<f32> = (0..=1_000_000).map(|i| lo + (hi - lo) * (i as f32 / 1e6)).collect();
+        let ys = of(isa, f, &xs);
+        let ulps = xs.into_iter().zip(ys).map(|(x, y)| {
             let e = exact(f64::from(x));
-            (f64::from(f(x)) - e).abs() / (e.abs().max(floor) * f64::from(f32::EPSILON))
+            (f64::from(y) - e).abs() / (e.abs().max(floor) * f64::from(f32::EPSILON))
         });
         ulps.fold(0.0, f64::max)
     }
@@ -165,28 +247,59 @@ mod tests {
     #[test]
     fn errors_are_small() {
         let tiny = f64::from(f32::MIN_POSITIVE);
-        let cases = [
-            ("exp", worst(exp, f64::exp, -87.0, 88.7, tiny)),
-            ("tanh", worst(tanh, f64::tanh, -12.0, 12.0, tiny)),
-            ("sigmoid", worst(sigmoid, |x| 1.0 / (1.0 + (-x).exp()), -80.0, 30.0, tiny)),
-            ("erf", worst(erf, reference::erf, -5.0, 5.0, tiny)),
-            ("gelu", worst(gelu, |x| x * 0.5 * (1.0 + reference::erf(x / 2f64.sqrt())), -6.0, 6.0, 4.0)),
-        ];
-        for (name, ulps) in cases {
-            assert!(ulps < 4.0, "{name}: {ulps} units in the last place");
+        let phi = |x: f64| 0.5 * (1.0 + reference::erf(x / 2f64.sqrt()));
+        let slope = |x: f64| phi(x) + x * (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
+        for isa in Isa::available() {
+            let cases = [
+                ("exp", worst(isa, Exp, f64::exp, [-87.0, 88.7], tiny)),
+                ("tanh", worst(isa, Tanh, f64::tanh, [-12.0, 12.0], tiny)),
+                ("sigmoid", worst(isa, Sigmoid, |x| 1.0 / (1.0 + (-x).exp()), [-80.0, 30.0], tiny)),
+                ("erf", worst(isa, Erf, reference::erf, [-5.0, 5.0], tiny)),
+                ("gelu", worst(isa, Gelu, |x| x * phi(x), [-6.0, 6.0], 4.0)),
+                ("slope of gelu", worst(isa, GeluSlope, slope, [-6.0, 6.0], 1.0)),
+            ];
+            for (name, ulps) in cases {
+                assert!(ulps < 4.0, "{isa}, {name}: {ulps} units in the last place");
+            }
         }
     }
 
     #[test]
     fn extremes() {
-        for f in [exp, tanh, sigmoid, erf, gelu, |x| gelu_grad(x, 1.0), relu] {
-            assert!(f(f32::NAN).is_nan());
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        for isa in Isa::available() {
+            let all = [of(isa, Exp, &[nan]), of(isa, Tanh, &[nan]), of(isa, Sigmoid, &[nan]), of(isa, Gelu, &[nan])];
+            assert!(all.into_iter().chain([of(isa, Erf, &[nan]), of(isa, GeluSlope, &[nan])]).all(|y| y[0].is_nan()));
+            assert_eq!(of(isa, Exp, &[inf, -inf, 0.0]), [inf, 0.0, 1.0]);
+            assert_eq!(of(isa, Tanh, &[inf, -inf, -0.0]), [1.0, -1.0, -0.0]);
+            assert_eq!(of(isa, Sigmoid, &[inf, -inf]), [1.0, 0.0]);
+            assert!((of(isa, Exp, &[-100.0])[0] / 3.8e-44 - 1.0).abs() < 0.05, "denormal results");
         }
-        assert_eq!([exp(f32::INFINITY), exp(f32::NEG_INFINITY), exp(0.0)], [f32::INFINITY, 0.0, 1.0]);
-        assert_eq!([tanh(f32::INFINITY), tanh(f32::NEG_INFINITY), tanh(-0.0)], [1.0, -1.0, -0.0]);
-        assert_eq!([sigmoid(f32::INFINITY), sigmoid(f32::NEG_INFINITY)], [1.0, 0.0]);
-        assert!((exp(-100.0) / 3.8e-44 - 1.0).abs() < 0.05, "denormal results");
         assert_eq!([max(1.0, 2.0), max(-0.5, -1.0)], [2.0, -0.5]);
-        assert!(max(f32::NAN, 1.0).is_nan() && max(1.0, f32::NAN).is_nan());
+        assert!(max(nan, 1.0).is_nan() && max(1.0, nan).is_nan() && relu(nan).is_nan());
+    }
+
+    /// What is added up and looked for.
+    struct Rows<'a>(&'a [f32]);
+    impl VectorJob for Rows<'_> {
+        type Out = [f32; 3];
+        #[inline(always)]
+        fn run<L: Lanes>(self, v: Vectors<L>) -> [f32; 3] {
+            [sum(v, self.0), dot(v, self.0, self.0), largest(v, self.0)]
+        }
+    }
+
+    #[test]
+    fn rows_of_every_length() {
+        for isa in Isa::available() {
+            for n in 0..70usize {
+                // Numbers whose sums are exact; the largest one is negative, and stands everywhere once.
+                let x: Vec<f32> = (0..n).map(|i| -1.0 - ((i * 29 + n) % n) as f32).collect();
+                let exact = |f: fn(f32) -> f32| x.iter().map(|&x| f(x)).sum::<f32>();
+                let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let found = Simd::new(isa).unwrap().vectors(Rows(&x));
+                assert_eq!(found, [exact(|x| x), exact(|x| x * x), largest], "{isa}, {n}");
+            }
+        }
     }
 }

@@ -5,7 +5,8 @@ use super::{
     Cpu,
     columns::{self, Piece, Plain, Terms},
     elementwise::GRAIN,
-    isa::Job,
+    isa::{Job, VectorJob},
+    lanes::{Lanes, Vectors},
     math,
 };
 use crate::{
@@ -216,7 +217,7 @@ pub(crate) fn layer_norm(
     let rows = cpu.threads.piece(mean.len(), 1, GRAIN / d);
     let pieces = x.chunks(rows * d).zip(y.chunks_mut(rows * d)).zip(mean.chunks_mut(rows)).zip(rstd.chunks_mut(rows));
     cpu.threads.over(pieces, |(((x, y), mean), rstd)| {
-        cpu.simd.run(LayerNorm { x, y, mean, rstd, eps, gamma, beta });
+        cpu.simd.vectors(LayerNorm { x, y, mean, rstd, eps, gamma, beta });
     });
     Ok(())
 }
@@ -231,20 +232,28 @@ struct LayerNorm<'a> {
     beta: &'a [f32],
 }
 
-impl Job for LayerNorm<'_> {
+impl VectorJob for LayerNorm<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, v: Vectors<L>) {
         let LayerNorm { x, y, mean, rstd, eps, gamma, beta } = self;
         let d = gamma.len();
         let n = d as f64;
         for ((x, y), (mean, rstd)) in x.chunks(d).zip(y.chunks_mut(d)).zip(mean.iter_mut().zip(rstd)) {
-            let mu = (f64::from(math::fold(x, 0.0, |a, b| a + b, |a, b| a + b)) / n) as f32;
-            let var = f64::from(math::fold(x, 0.0, |s, x| s + (x - mu) * (x - mu), |a, b| a + b)) / n;
-            let rs = (1.0 / (var + eps).sqrt()) as f32;
+            let mu = (f64::from(math::sum(v, x)) / n) as f32;
+            let (centre, mut squares) = ([mu; 16], v.zero());
+            for at in (0..d).step_by(L::N) {
+                // Zeros minus zeros beyond the end.
+                let c = v.sub(v.load_first(x, at, d - at), v.load_first(&centre, 0, d - at));
+                squares = v.fma(squares, c, c);
+            }
+            let rs = (1.0 / (f64::from(v.sum(squares)) / n + eps).sqrt()) as f32;
             (*mean, *rstd) = (mu, rs);
-            for (((y, x), gamma), beta) in y.iter_mut().zip(x).zip(gamma).zip(beta) {
-                *y = (x - mu) * rs * gamma + beta;
+            let (mu, rs) = (v.splat(mu), v.splat(rs));
+            for at in (0..d).step_by(L::N) {
+                let normalised = v.mul(v.sub(v.load_first(x, at, d - at), mu), rs);
+                let (gamma, beta) = (v.load_first(gamma, at, d - at), v.load_first(beta, at, d - at));
+                v.store_first(v.fma(beta, normalised, gamma), y, at, d - at);
             }
         }
     }
@@ -265,7 +274,7 @@ pub(crate) fn layer_norm_input_grad(
     let stats = mean.chunks(rows).zip(rstd.chunks(rows));
     let pieces = x.chunks(rows * d).zip(dy.chunks(rows * d)).zip(dx.chunks_mut(rows * d)).zip(stats);
     cpu.threads.over(pieces, |(((x, dy), dx), (mean, rstd))| {
-        cpu.simd.run(LayerNormGrad { x, dy, dx, mean, rstd, gamma });
+        cpu.simd.vectors(LayerNormGrad { x, dy, dx, mean, rstd, gamma });
     });
     Ok(())
 }
@@ -279,22 +288,31 @@ struct LayerNormGrad<'a> {
     gamma: &'a [f32],
 }
 
-impl Job for LayerNormGrad<'_> {
+impl VectorJob for LayerNormGrad<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, v: Vectors<L>) {
         let LayerNormGrad { x, dy, dx, mean, rstd, gamma } = self;
         let d = gamma.len();
         let rows = x.chunks(d).zip(dy.chunks(d)).zip(dx.chunks_mut(d)).zip(mean.iter().zip(rstd));
         for (((x, dy), dx), (&mu, &rs)) in rows {
-            // First dy·gamma, the gradient of x̂, then what its mean and its part along x̂ take away.
-            for ((dx, dy), gamma) in dx.iter_mut().zip(dy).zip(gamma) {
-                *dx = dy * gamma;
+            let (mu, rs) = (v.splat(mu), v.splat(rs));
+            // The gradient dy·gamma of x̂, its sum, and its product with x̂.
+            let (mut sum, mut along) = (v.zero(), v.zero());
+            for at in (0..d).step_by(L::N) {
+                let normalised = v.mul(v.sub(v.load_first(x, at, d - at), mu), rs);
+                let g = v.mul(v.load_first(dy, at, d - at), v.load_first(gamma, at, d - at));
+                sum = v.add(sum, g);
+                along = v.fma(along, g, normalised);
             }
-            let a = math::fold(dx, 0.0, |a, b| a + b, |a, b| a + b) / d as f32;
-            let b = math::sum2(dx, x, |dhat, x| dhat * ((x - mu) * rs)) / d as f32;
-            for (dx, x) in dx.iter_mut().zip(x) {
-                *dx = rs * (*dx - a - (x - mu) * rs * b);
+            // What its mean and its part along x̂ take away.
+            let a = v.splat(-v.sum(sum) / d as f32);
+            let b = v.splat(-v.sum(along) / d as f32);
+            for at in (0..d).step_by(L::N) {
+                let normalised = v.mul(v.sub(v.load_first(x, at, d - at), mu), rs);
+                let away = v.fma(a, normalised, b);
+                let g = v.fma(away, v.load_first(dy, at, d - at), v.load_first(gamma, at, d - at));
+                v.store_first(v.mul(g, rs), dx, at, d - at);
             }
         }
     }

@@ -56,7 +56,10 @@ impl A<'_> {
                     out[..ks.len()].copy_from_slice(&data[i * ld..][ks.clone()]);
                 }
             }
-            A::Columns { data, ld } => spread(simd, data, *ld, ks, rows, [mr, panel], out),
+            A::Columns { data, ld } => {
+                let (from, width) = (&data[ks.start * ld + rows.start..], rows.len());
+                simd.vectors(Spread { from, ld: *ld, rows: ks.len(), width, unit: mr, panel, to: out });
+            }
             A::Pixels(x) => x.pack_pixels(simd, rows, ks, out),
             A::Taps(x) => {
                 for (rows, out) in panels(rows, mr).zip(out.chunks_mut(panel)) {
@@ -75,7 +78,10 @@ impl B<'_> {
             out[cols.len() / nr * panel..][..panel].fill(0.0);
         }
         match self {
-            B::Rows { data, ld } => spread(simd, data, *ld, ks, cols, [nr, panel], out),
+            B::Rows { data, ld } => {
+                let (from, width) = (&data[ks.start * ld + cols.start..], cols.len());
+                simd.vectors(Spread { from, ld: *ld, rows: ks.len(), width, unit: nr, panel, to: out });
+            }
             B::Columns { data, ld, run, bases } => {
                 for (cols, out) in panels(cols, nr).zip(out.chunks_mut(panel)) {
                     let mut p = ks.start;
@@ -100,28 +106,44 @@ fn panels(all: Range<usize>, unit: usize) -> impl Iterator<Item = Range<usize>> 
     all.clone().step_by(unit).map(move |i| i..all.end.min(i + unit))
 }
 
-/// Packs the elements `all` of the rows `ks` of an operand, `ld` apart, into panels of `unit` columns that are `panel` elements
-/// long.
-fn spread(
-    simd: Simd,
-    data: &[f32],
+/// Packs `width` elements of `rows` rows, `ld` apart, into panels of `unit` columns that are `panel` elements long.
+struct Spread<'a> {
+    from: &'a [f32],
     ld: usize,
-    ks: Range<usize>,
-    all: Range<usize>,
-    [unit, panel]: [usize; 2],
-    out: &mut [f32],
-) {
-    for q in ks.clone().step_by(STREAMS) {
-        for (piece, out) in panels(all.clone(), unit).zip(out.chunks_mut(panel)) {
-            let (from, to) = (&data[q * ld + piece.start..], &mut out[(q - ks.start) * unit..]);
-            let (count, len) = (STREAMS.min(ks.end - q), piece.len());
-            simd.run(Spread { from, from_step: ld, to, to_step: unit, count, len });
+    rows: usize,
+    width: usize,
+    unit: usize,
+    panel: usize,
+    to: &'a mut [f32],
+}
+
+impl VectorJob for Spread<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, v: Vectors<L>) {
+        let Spread { from, ld, rows, width, unit, panel, to } = self;
+        for r0 in (0..rows).step_by(STREAMS) {
+            for (i, at) in (0..width).step_by(unit).enumerate() {
+                let len = unit.min(width - at);
+                for r in r0..rows.min(r0 + STREAMS) {
+                    let piece = &from[r * ld + at..][..len];
+                    let place = &mut to[i * panel + r * unit..][..len];
+                    if len == 2 * L::N {
+                        v.store(v.load(piece, 0), place, 0);
+                        v.store(v.load(piece, L::N), place, L::N);
+                    } else {
+                        for at in (0..len).step_by(L::N) {
+                            v.store_first(v.load_first(piece, at, len - at), place, at, len - at);
+                        }
+                    }
+                }
+            }
         }
     }
 }
 
 /// Copies `count` pieces of `len` elements, `from_step` apart, to places `to_step` apart.
-pub(crate) struct Spread<'a> {
+pub(crate) struct Pieces<'a> {
     pub(crate) from: &'a [f32],
     pub(crate) from_step: usize,
     pub(crate) to: &'a mut [f32],
@@ -130,11 +152,11 @@ pub(crate) struct Spread<'a> {
     pub(crate) len: usize,
 }
 
-impl Job for Spread<'_> {
+impl Job for Pieces<'_> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        let Spread { from, from_step, to, to_step, count, len } = self;
+        let Pieces { from, from_step, to, to_step, count, len } = self;
         // The lengths of whole panels, and of rows of 3×3 kernels over one or three channels, are known to the compiler, so that
         // each copy is a few moves.
         match len {
@@ -176,6 +198,7 @@ pub(crate) struct Transpose<'a> {
 }
 
 impl VectorJob for Transpose<'_> {
+    type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, v: Vectors<L>) {
         let Transpose { from, from_step, to, to_step, len, rows } = self;

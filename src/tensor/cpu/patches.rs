@@ -2,7 +2,7 @@
 //!
 //! A *pixel* is a position of a grid laid over the images; it sees a patch of taps, each with `run` channels. Taps that are
 //! neighbours in memory form a *segment*, so that a patch of a 3×3 kernel is three copies, not nine.
-use super::{isa::Simd, micro::ROW, pack::Spread};
+use super::{isa::Simd, micro::ROW, pack::Pieces};
 use std::ops::Range;
 
 pub(crate) struct Patches<'a> {
@@ -149,7 +149,7 @@ impl<'a> Patches<'a> {
             let at = (row as isize + w(lo) * self.channels as isize) as usize;
             let from = &self.data[at.wrapping_add(part.start)..];
             let (to, from_step) = (&mut out[lo * apart..], step * self.channels);
-            simd.run(Spread { from, from_step, to, to_step: apart, count: hi - lo, len: part.len() });
+            simd.run(Pieces { from, from_step, to, to_step: apart, count: hi - lo, len: part.len() });
         }
     }
 }

@@ -3,7 +3,8 @@ use super::{
     Cpu,
     columns::{self, Plain},
     elementwise::GRAIN,
-    isa::Job,
+    isa::{Job, VectorJob},
+    lanes::{Lanes, Vectors},
     math,
 };
 use crate::{
@@ -52,14 +53,14 @@ fn row_sums(cpu: &Cpu, x: &[f32], mid: usize, y: &mut [f32]) {
         let rows = x.chunks(piece * mid).zip(y.chunks_mut(piece));
         return cpu.threads.over(rows, |(x, y)| {
             for (row, y) in x.chunks(mid).zip(y) {
-                *y = row.chunks(BLOCK).map(|b| f64::from(cpu.simd.run(Sum { x: b }))).sum::<f64>() as f32;
+                *y = row.chunks(BLOCK).map(|b| f64::from(cpu.simd.vectors(Sum { x: b }))).sum::<f64>() as f32;
             }
         });
     }
     let mut blocks = vec![0.0; mid.div_ceil(BLOCK)];
     cpu.threads.over(x.chunks(part * BLOCK).zip(blocks.chunks_mut(part)), |(x, sums)| {
         for (b, s) in x.chunks(BLOCK).zip(sums) {
-            *s = f64::from(cpu.simd.run(Sum { x: b }));
+            *s = f64::from(cpu.simd.vectors(Sum { x: b }));
         }
     });
     y[0] = blocks.iter().sum::<f64>() as f32;
@@ -69,12 +70,11 @@ struct Sum<'a> {
     x: &'a [f32],
 }
 
-impl Job for Sum<'_> {
+impl VectorJob for Sum<'_> {
     type Out = f32;
     #[inline(always)]
-    fn run(self) -> f32 {
-        let Sum { x } = self;
-        math::fold(x, 0.0, |a, b| a + b, |a, b| a + b)
+    fn run<L: Lanes>(self, v: Vectors<L>) -> f32 {
+        math::sum(v, self.x)
     }
 }
 
@@ -90,7 +90,11 @@ impl Job for Largest<'_> {
     fn run(self) {
         let Largest { rows, y } = self;
         if let [y] = y {
-            *y = math::fold(rows, f32::NEG_INFINITY, math::max, math::max);
+            let mut side_by_side = [f32::NEG_INFINITY; 32];
+            for row in rows.chunks(32) {
+                side_by_side.iter_mut().zip(row).for_each(|(y, &x)| *y = math::max(*y, x));
+            }
+            *y = side_by_side.into_iter().fold(f32::NEG_INFINITY, math::max);
             return;
         }
         y.fill(f32::NEG_INFINITY);

@@ -1,5 +1,11 @@
 //! Softmax of rows, its gradient, and the cross-entropy loss that includes it.
-use super::{Cpu, elementwise::GRAIN, isa::Job, math};
+use super::{
+    Cpu,
+    elementwise::GRAIN,
+    isa::VectorJob,
+    lanes::{Lanes, Vectors},
+    math,
+};
 use crate::{
     Result,
     tensor::{
@@ -18,31 +24,38 @@ pub(crate) fn softmax(cpu: &Cpu, x: View, mut y: ViewMut) -> Result<()> {
     let piece = cpu.threads.piece(y.len(), d, GRAIN / COST);
     cpu.threads.over(x.chunks(piece).zip(y.chunks_mut(piece)), |(x, y)| {
         for (x, y) in x.chunks(d).zip(y.chunks_mut(d)) {
-            cpu.simd.run(Softmax { x, y });
+            cpu.simd.vectors(Softmax { x, y });
         }
     });
     Ok(())
 }
 
-/// Writes the softmax of x; returns the largest x and the sum of e^(x − largest).
+/// Writes the softmax of x; gives the largest x that is a number and the sum of e^(x − largest).
 struct Softmax<'a> {
     x: &'a [f32],
     y: &'a mut [f32],
 }
 
-impl Job for Softmax<'_> {
+impl VectorJob for Softmax<'_> {
     type Out = (f32, f32);
     #[inline(always)]
-    fn run(self) -> (f32, f32) {
+    fn run<L: Lanes>(self, v: Vectors<L>) -> (f32, f32) {
         let Softmax { x, y } = self;
-        let max = math::fold(x, f32::NEG_INFINITY, math::max, math::max);
-        for (y, x) in y.iter_mut().zip(x) {
-            *y = math::exp(x - max);
+        let n = y.len();
+        // A NaN goes unseen here and makes the sum one.
+        let largest = math::largest(v, x);
+        let (max, mut sum) = (v.splat(largest), v.zero());
+        for at in (0..n).step_by(L::N) {
+            let e = math::exp(v, v.sub(v.load_first(x, at, n - at), max));
+            v.store_first(e, y, at, n - at);
+            sum = v.add(sum, v.load_first(y, at, n - at));
         }
-        let sum = math::fold(y, 0.0, |a, b| a + b, |a, b| a + b);
-        let scale = 1.0 / sum;
-        y.iter_mut().for_each(|y| *y *= scale);
-        (max, sum)
+        let sum = v.sum(sum);
+        let scale = v.splat(1.0 / sum);
+        for at in (0..n).step_by(L::N) {
+            v.store_first(v.mul(v.load_first(y, at, n - at), scale), y, at, n - at);
+        }
+        (largest, sum)
     }
 }
 
@@ -52,7 +65,7 @@ pub(crate) fn softmax_grad(cpu: &Cpu, y: View, dy: View, mut dx: ViewMut) -> Res
     let piece = cpu.threads.piece(dx.len(), d, GRAIN);
     cpu.threads.over(y.chunks(piece).zip(dy.chunks(piece)).zip(dx.chunks_mut(piece)), |((y, dy), dx)| {
         for ((y, dy), dx) in y.chunks(d).zip(dy.chunks(d)).zip(dx.chunks_mut(d)) {
-            cpu.simd.run(SoftmaxGrad { y, dy, dx });
+            cpu.simd.vectors(SoftmaxGrad { y, dy, dx });
         }
     });
     Ok(())
@@ -64,14 +77,15 @@ struct SoftmaxGrad<'a> {
     dx: &'a mut [f32],
 }
 
-impl Job for SoftmaxGrad<'_> {
+impl VectorJob for SoftmaxGrad<'_> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
+    fn run<L: Lanes>(self, v: Vectors<L>) {
         let SoftmaxGrad { y, dy, dx } = self;
-        let dot = math::sum2(y, dy, |y, dy| y * dy);
-        for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
-            *dx = y * (dy - dot);
+        let (n, dot) = (dx.len(), v.splat(math::dot(v, y, dy)));
+        for at in (0..n).step_by(L::N) {
+            let slope = v.sub(v.load_first(dy, at, n - at), dot);
+            v.store_first(v.mul(v.load_first(y, at, n - at), slope), dx, at, n - at);
         }
     }
 }
@@ -91,7 +105,7 @@ pub(crate) fn cross_entropy(
     let pieces = x.chunks(piece * d).zip(prob.chunks_mut(piece * d)).zip(rows.chunks_mut(piece)).enumerate();
     cpu.threads.try_over(pieces, |(i, ((x, prob), rows))| {
         for (r, ((x, prob), row)) in x.chunks(d).zip(prob.chunks_mut(d)).zip(rows).enumerate() {
-            let (max, sum) = cpu.simd.run(Softmax { x, y: prob });
+            let (max, sum) = cpu.simd.vectors(Softmax { x, y: prob });
             let Some(k) = class(c, &classes, i * piece + r)? else { continue };
             let log_sum = f64::from(max) + f64::from(sum).ln();
             let mut loss = (1.0 - c.smoothing) * (log_sum - f64::from(x[k]));
@@ -99,7 +113,7 @@ pub(crate) fn cross_entropy(
                 let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / c.v as f64;
                 loss += c.smoothing * (log_sum - mean);
             }
-            *row = (loss, x.iter().position(|&v| v == max) == Some(k));
+            *row = (loss, !sum.is_nan() && x.iter().position(|&v| v == max) == Some(k));
         }
         Ok(())
     })?;

@@ -65,6 +65,7 @@ pub(super) struct Filters<'a> {
 }
 
 impl VectorJob for Filters<'_> {
+    type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, l: Vectors<L>) {
         let Filters { data, tap_step, row_step, k, cols, nr, u } = self;
@@ -113,6 +114,7 @@ impl Inputs<'_> {
 }
 
 impl VectorJob for Inputs<'_> {
+    type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, l: Vectors<L>) {
         let mut tile = 0;
@@ -150,6 +152,7 @@ pub(super) struct Gradients<'a> {
 }
 
 impl VectorJob for Gradients<'_> {
+    type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, l: Vectors<L>) {
         let Gradients { dy, grid, rows, pitch, e } = self;
@@ -196,6 +199,7 @@ pub(super) struct Outputs<'a> {
 }
 
 impl VectorJob for Outputs<'_> {
+    type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, l: Vectors<L>) {
         let Outputs { m, pitch, grid, rows, channels, bias, y } = self;
@@ -238,6 +242,7 @@ pub(super) struct Taps<'a> {
 }
 
 impl VectorJob for Taps<'_> {
+    type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, l: Vectors<L>) {
         let Taps { m, pitch, ci, rows, co, mut dw } = self;
