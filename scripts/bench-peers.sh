@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Times training steps of seven models, ours and PyTorch's in turn, and prints the medians of the rounds at 1 and 2 threads, with
 # the geometric mean of the ratios. $TORCH_PYTHON names a Python that has torch; without it ours are timed alone.
-# ROUNDS (3), THREADS ("1 2") and CASES (all) may be set; BUSY=1 measures although the machine is at work.
+# ROUNDS (3), THREADS ("1 2") and CASES (all) may be set; BUSY=1 does not wait for a quiet machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,36 +12,22 @@ cases=${CASES:-mlp_b128 lenet_b64 vgg16_32_b32 vgg16_224_b4 resnet18_32_b32 gpt_
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 
-# Time of all cores since the machine started: all of it, and what they were idle.
-cores() { awk '/^cpu / { for (i = 2; i <= 9; i++) all += $i; print all, $5 + $6 }' /proc/stat; }
-# Waits, a minute at most, until others use less than a tenth of the machine.
-quiet() {
-  [ "${BUSY:-0}" = 1 ] && return
-  for _ in $(seq 60); do
-    read -r all idle < <(cores)
-    sleep 1
-    read -r all2 idle2 < <(cores)
-    (((idle2 - idle) * 10 >= (all2 - all) * 9)) && return
-  done
-  echo "bench: the machine is at work; BUSY=1 measures all the same" >&2
-  exit 1
-}
+. scripts/quiet.sh
 
 ours() { timeout -k 5 600 "$program" bench step --case "$1" --threads "$2" --json; }
 theirs() { timeout -k 5 600 "$TORCH_PYTHON" benches/peers/pytorch.py "$1" "$2"; }
 
 [ -n "${TORCH_PYTHON:-}" ] || echo "bench: TORCH_PYTHON names no Python with torch: ours alone"
-quiet
 for t in $threads; do
   for round in $(seq "$rounds"); do
     echo "bench: $t threads, round $round of $rounds"
     for case in $cases; do
+      quiet
       ours "$case" "$t" >> "$results/ours"
       [ -z "${TORCH_PYTHON:-}" ] || theirs "$case" "$t" >> "$results/theirs"
     done
   done
 done
-quiet
 
 touch "$results/theirs"
 jq -n -r --slurpfile ours "$results/ours" --slurpfile theirs "$results/theirs" '

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Times the kernels, then VGG-16 at 32×32, batch 32: PipeDream on two ranks of one core each against one rank on one core, in
-# turn, and compares the medians.
+# Times the kernels, then VGG-16 at 32×32, batch 32, whenever the machine is quiet: PipeDream on two ranks of one core each
+# against one rank on one core, in turn, and compares the medians. BUSY=1 does not wait for quiet.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/mpi-env.sh
@@ -9,6 +9,7 @@ program=${CARGO_TARGET_DIR:-target}/release/pipewright
 rounds=${ROUNDS:-5}
 steps=${STEPS:-24}
 results=$(mktemp -d)
+. scripts/quiet.sh
 trap 'rm -rf "$results"' EXIT
 
 [ "${KERNELS:-1}" = 0 ] || cargo bench --features mpi
@@ -24,6 +25,7 @@ step() {
 for round in $(seq "$rounds"); do
   echo "bench: round $round of $rounds"
   for ranks in 1 2; do
+    quiet
     step "$ranks" "$results/$ranks" --model vgg16 --data synthetic:32x32x3:10 --batch 32 --steps "$steps"
   done
 done

@@ -1,6 +1,7 @@
 //! Models from the command line: trained, timed and profiled.
 mod program;
 
+use pipewright::tensor::Isa;
 use program::{DATA, fails, folder, json, path};
 
 #[test]
@@ -69,6 +70,14 @@ fn a_step_can_be_timed_and_a_model_profiled() {
     assert_eq!(sizes, [4, 8]);
     let nodes = found["samples"][1]["nodes"].as_array().expect("nodes");
     assert!(nodes.iter().any(|n| n["node"] == "conv2d1" && n["forward"].as_f64().is_some_and(|v| v > 0.0)));
+}
+
+#[test]
+fn the_limit_of_the_cores_is_measured() {
+    let found = json(&["bench", "peak", "--threads", "2", "--milliseconds", "20", "--json"]);
+    let each = found["gflops"].as_array().expect("one number a thread");
+    assert!(each.len() == 2 && each.iter().all(|g| g.as_f64().is_some_and(|g| g > 0.1 && g < 1e4)), "{found}");
+    assert_eq!(found["isa"].as_str(), Isa::chosen().ok().map(Isa::name));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `pipewright bench`
 mod cases;
+mod peak;
 
 use super::{print_found, train};
 use crate::{Result, pipeline::profile::Profile, train::Session};
@@ -9,6 +10,8 @@ use std::time::Instant;
 pub(super) enum Command {
     /// Times single training steps of a pipeline that has filled up. Takes the flags of `train`, or a case by name.
     Step(Box<Step>),
+    /// Measures what multiply-adds reach in registers, on several cores at once: the limit, and whether the machine is quiet.
+    Peak(peak::Args),
 }
 
 #[derive(clap::Args)]
@@ -46,7 +49,10 @@ struct Answer {
 }
 
 pub(super) fn run(command: Command) -> Result<()> {
-    let Command::Step(step) = command;
+    let step = match command {
+        Command::Step(step) => step,
+        Command::Peak(args) => return peak::run(&args),
+    };
     if let Some(name) = &step.case {
         return cases::run(name, &step.train, step.warm);
     }

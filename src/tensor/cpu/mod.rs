@@ -19,6 +19,7 @@ mod optim;
 mod pack;
 mod par;
 mod patches;
+mod peak;
 mod pool2d;
 mod reduce;
 mod softmax;
