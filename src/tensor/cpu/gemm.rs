@@ -87,6 +87,16 @@ impl Problem<'_> {
         }
     }
 
+    /// The blocks of columns and inner indices that `b` is packed in at a time; with no inner index one that is empty.
+    fn super_blocks(&self, cols: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let (block, width, k) = (self.block().max(1), self.width(), self.k);
+        let most = (KS / block * block).max(block);
+        cols.clone().step_by(width).flat_map(move |j| {
+            let cols = j..cols.end.min(j + width);
+            (0..k.max(1)).step_by(most).map(move |q| (cols.clone(), q..k.min(q + most)))
+        })
+    }
+
     /// Rows of a tile, and of a packed block of `a`: nearly equal tiles, since one of few rows keeps the units waiting.
     fn rows(&self, kernels: &Kernels) -> [usize; 2] {
         let mr = self.m.div_ceil(self.m.div_ceil(kernels.mr).max(1)).max(1);
@@ -117,7 +127,7 @@ pub(crate) fn scratch(cpu: &Cpu, p: &Problem) -> usize {
 pub(crate) fn alone(cpu: &Cpu, p: &Problem, add: bool, c: &Shared, scratch: &mut [f32]) {
     let kernels = Kernels::of(cpu.simd);
     let (a, b) = scratch.split_at_mut(p.scratch(kernels)[0]);
-    Worker { cpu, kernels, p, add, c, a, b }.run(0..p.m, 0..p.n);
+    Worker { cpu, kernels, p, add, c, a }.run(0..p.m, 0..p.n, b);
 }
 
 /// Computes independent products, cut over the device's threads.
@@ -132,31 +142,69 @@ pub(crate) fn solve_into(cpu: &Cpu, problems: &[Problem], add: bool, c: &mut [f3
     let parts = cpu.threads.parts(work, GRAIN);
     let need = problems.iter().map(|p| p.scratch(kernels));
     let [a, b] = need.fold([0, 0], |x, y| [x[0].max(y[0]), x[1].max(y[1])]);
-    let mut scratch = cpu.scratch((a + b).max(1) * parts);
-    let scratch: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes_mut());
+    let each = (a + b).max(1);
+    let mut scratch = cpu.scratch(each * parts);
+    let scratch: &mut [f32] = &mut bytemuck::cast_slice_mut(scratch.bytes_mut())[..each * parts];
     let c = Shared::new(c);
-    cpu.threads.over(scratch.chunks_mut((a + b).max(1)).take(parts).enumerate(), |(i, scratch)| {
+    let job = |p: &Problem, rows, cols, scratch: &mut [f32]| {
         let (a, b) = scratch.split_at_mut(a);
-        let job = |p: &Problem, rows, cols, a: &mut [f32], b: &mut [f32]| {
-            Worker { cpu, kernels, p, add, c: &c, a, b }.run(rows, cols);
-        };
-        if problems.len() >= parts {
-            for p in &problems[part(problems.len(), 1, parts, i)] {
-                job(p, 0..p.m, 0..p.n, a, b);
-            }
-            return;
+        Worker { cpu, kernels, p, add, c: &c, a }.run(rows, cols, b);
+    };
+    if problems.len() >= parts {
+        let own = scratch.chunks_mut(each);
+        return cpu.threads.over_with(own, problems.iter(), |scratch, p| job(p, 0..p.m, 0..p.n, scratch));
+    }
+    for p in problems {
+        let [mr, _] = p.rows(kernels);
+        let tiles = [p.m.div_ceil(mr), p.n.div_ceil(kernels.nr)];
+        if p.way() == Way::Packed && (p.m >= p.n || tiles[1] < parts) && tiles[0] >= parts {
+            let (b, a_each) = (p.scratch(kernels)[1], a);
+            let (b, rest) = scratch.split_at_mut(b);
+            by_rows(cpu, p, add, &c, b, rest.chunks_mut(a_each.max(1)).take(parts));
+            continue;
         }
-        for p in problems {
-            let [mr, _] = p.rows(kernels);
-            let tiles = [p.m.div_ceil(mr), p.n.div_ceil(kernels.nr)];
-            let by_rows = p.way() == Way::Packed && (p.m >= p.n || tiles[1] < parts) && tiles[0] >= parts;
-            if by_rows {
-                job(p, part(p.m, mr, parts, i), 0..p.n, a, b);
-            } else {
-                job(p, 0..p.m, part(p.n, kernels.nr, parts, i), a, b);
+        // Each part packs all of a, if b is packed too; else there are few rows of it.
+        let cut = if p.way() == Way::Packed { parts } else { cpu.threads.pieces(tiles[1], 4) };
+        let cols: Vec<_> = (0..cut).map(|i| part(p.n, kernels.nr, cut, i)).collect();
+        cpu.threads
+            .over_with(scratch.chunks_mut(each), cols.into_iter(), |scratch, cols| job(p, 0..p.m, cols, scratch));
+    }
+}
+
+/// One product whose rows the threads divide: they pack each block of b together, then use it together. `own` holds memory for
+/// packed blocks of `a`, for each thread.
+fn by_rows<'a>(
+    cpu: &Cpu,
+    p: &Problem,
+    add: bool,
+    c: &Shared,
+    b: &mut [f32],
+    own: impl Iterator<Item = &'a mut [f32]> + Send,
+) {
+    let kernels = Kernels::of(cpu.simd);
+    let (block, nr, [mr, _]) = (p.block().max(1), kernels.nr, p.rows(kernels));
+    let mut own: Vec<&mut [f32]> = own.collect();
+    for (cols, ks) in p.super_blocks(0..p.n) {
+        let panels = cols.len().div_ceil(nr);
+        let group = panels.div_ceil(cpu.threads.pieces(panels, 2)) * nr;
+        let (mut left, mut items) = (&mut *b, Vec::new());
+        for q in ks.clone().step_by(block) {
+            let q = q..ks.end.min(q + block);
+            for j in cols.clone().step_by(group) {
+                let cols = j..cols.end.min(j + group);
+                let (out, rest) = left.split_at_mut(cols.len().next_multiple_of(nr) * q.len());
+                left = rest;
+                items.push((q.clone(), cols, out));
             }
         }
-    });
+        cpu.threads.over(items.into_iter(), |(q, cols, out)| p.b.pack(cpu.simd, q, cols, nr, out));
+        let b = &*b;
+        let cut = cpu.threads.pieces(p.m.div_ceil(mr), 6);
+        let rows: Vec<_> = (0..cut).map(|i| part(p.m, mr, cut, i)).collect();
+        cpu.threads.over_with(own.iter_mut(), rows.into_iter(), |a, rows| {
+            Worker { cpu, kernels, p, add, c, a }.blocks(rows, &cols, &ks, b);
+        });
+    }
 }
 
 /// One thread at one problem.
@@ -167,48 +215,42 @@ struct Worker<'a, 'p> {
     /// Whether to add to what is in `c`.
     add: bool,
     c: &'a Shared<'a>,
+    /// For packed blocks of `a`.
     a: &'a mut [f32],
-    b: &'a mut [f32],
 }
 
 impl Worker<'_, '_> {
-    fn run(&mut self, rows: Range<usize>, cols: Range<usize>) {
-        let p = self.p;
+    /// The products of some rows and columns; `b` is for packed blocks of that operand.
+    fn run(&mut self, rows: Range<usize>, cols: Range<usize>, b: &mut [f32]) {
+        let (p, nr, block) = (self.p, self.kernels.nr, self.p.block().max(1));
         if rows.is_empty() || cols.is_empty() {
             return;
         }
-        let block = p.block().max(1);
-        let super_block = (KS / block * block).max(block);
-        let ([_, mc], nr) = (p.rows(self.kernels), self.kernels.nr);
-        let width = p.width();
-        for j0 in cols.clone().step_by(width) {
-            let cols = j0..cols.end.min(j0 + width);
-            let mut k0 = 0;
-            loop {
-                let ks = k0..p.k.min(k0 + super_block);
-                if matches!(p.way(), Way::Packed | Way::Direct) {
-                    let whole = cols.start + cols.len() / nr * nr;
-                    let packed = if p.way() == Way::Packed { cols.clone() } else { whole..cols.end };
-                    let width = packed.len().next_multiple_of(nr);
-                    for q in ks.clone().step_by(block) {
-                        let at = (q - k0) * width;
-                        p.b.pack(self.cpu.simd, q..ks.end.min(q + block), packed.clone(), nr, &mut self.b[at..]);
-                    }
-                }
-                for i0 in rows.clone().step_by(mc) {
-                    self.rows(i0..rows.end.min(i0 + mc), &cols, &ks, block);
-                }
-                k0 = ks.end;
-                if k0 >= p.k {
-                    break;
+        for (cols, ks) in p.super_blocks(cols) {
+            if matches!(p.way(), Way::Packed | Way::Direct) {
+                let whole = cols.start + cols.len() / nr * nr;
+                let packed = if p.way() == Way::Packed { cols.clone() } else { whole..cols.end };
+                let width = packed.len().next_multiple_of(nr);
+                for q in ks.clone().step_by(block) {
+                    let at = (q - ks.start) * width;
+                    p.b.pack(self.cpu.simd, q..ks.end.min(q + block), packed.clone(), nr, &mut b[at..]);
                 }
             }
+            self.blocks(rows.clone(), &cols, &ks, b);
+        }
+    }
+
+    /// The products with one packed block of b.
+    fn blocks(&mut self, rows: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, b: &[f32]) {
+        let [_, mc] = self.p.rows(self.kernels);
+        for i0 in rows.clone().step_by(mc) {
+            self.rows(i0..rows.end.min(i0 + mc), cols, ks, b);
         }
     }
 
     /// The products of a block of rows with the columns `cols` over the inner range `ks`.
-    fn rows(&mut self, rows: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, block: usize) {
-        let p = self.p;
+    fn rows(&mut self, rows: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, b: &[f32]) {
+        let (p, block) = (self.p, self.p.block().max(1));
         let mut starts = [0; MC];
         for (s, i) in starts.iter_mut().zip(rows.clone()) {
             *s = (p.row)(i) + cols.start;
@@ -224,7 +266,7 @@ impl Worker<'_, '_> {
             if q < end {
                 p.a.pack(self.cpu.simd, rows.clone(), q..end, p.rows(self.kernels)[0], self.a);
             }
-            let step = Step { starts, cols: cols.clone(), q: q..end, k0: ks.start, last: end == p.k };
+            let step = Step { starts, cols: cols.clone(), q: q..end, k0: ks.start, b, last: end == p.k };
             match p.way() {
                 Way::Dot => self.dots(&step),
                 _ => self.tiles(&step),
@@ -264,7 +306,7 @@ impl Worker<'_, '_> {
                 (_, way) => {
                     let packed = if way == Way::Packed { width.next_multiple_of(nr) } else { nr };
                     let inside = if way == Way::Packed { j } else { 0 };
-                    (self.b[(step.q.start - step.k0) * packed + inside * k..][..k * nr].as_ptr(), nr)
+                    (step.b[(step.q.start - step.k0) * packed + inside * k..][..k * nr].as_ptr(), nr)
                 }
             };
             for (i, starts) in step.starts.chunks(mr).enumerate() {
@@ -322,9 +364,10 @@ struct Step<'a> {
     /// Where the first of `cols` of each row lies in c.
     starts: &'a [usize],
     cols: Range<usize>,
-    /// The block, and where packed `b` begins.
+    /// The block, where packed `b` begins, and packed `b`.
     q: Range<usize>,
     k0: usize,
+    b: &'a [f32],
     /// Whether it is the last one.
     last: bool,
 }

@@ -23,6 +23,7 @@ mod peak;
 mod pool2d;
 mod reduce;
 mod softmax;
+mod team;
 mod winograd;
 
 use super::{

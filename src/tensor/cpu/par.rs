@@ -1,21 +1,26 @@
 //! The threads of a device, and how work is cut for them.
+use super::team::Team;
 use crate::{Error, Result};
-use std::{ops::Range, sync::Mutex};
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
 
 /// The caller's thread and `n − 1` others, which belong to one device.
 pub(crate) struct Threads {
-    others: Option<rayon::ThreadPool>,
+    others: Option<Team>,
     n: usize,
 }
 
+/// Pieces for each thread, so that one that is held up leaves its share to others.
+const PIECES: usize = 4;
+
 impl Threads {
     pub(crate) fn new(n: usize) -> Result<Threads> {
-        let start =
-            |n| rayon::ThreadPoolBuilder::new().num_threads(n).thread_name(|i| format!("cpu-{}", i + 1)).build();
         let others = match n {
             0 => return Err(Error::device("cpu: at least one thread is needed, got 0")),
             1 => None,
-            _ => Some(start(n - 1).map_err(|e| Error::device(format!("cpu: {n} threads cannot be started: {e}")))?),
+            _ => Some(Team::new(n - 1)?),
         };
         Ok(Threads { others, n })
     }
@@ -29,47 +34,70 @@ impl Threads {
         (work / grain.max(1)).clamp(1, self.n)
     }
 
+    /// Into how many pieces to cut such work so that threads can take one after the other.
+    pub(crate) fn pieces(&self, work: usize, grain: usize) -> usize {
+        let most = if self.n > 1 { PIECES * self.n } else { 1 };
+        (work / grain.max(1)).clamp(1, most)
+    }
+
     /// The length of the pieces, a multiple of `unit`, into which to cut `len` elements of which less than `grain` is not worth
     /// a thread; never 0.
     pub(crate) fn piece(&self, len: usize, unit: usize, grain: usize) -> usize {
-        len.div_ceil(self.parts(len, grain)).next_multiple_of(unit.max(1)).max(1)
+        len.div_ceil(self.pieces(len, grain)).next_multiple_of(unit.max(1)).max(1)
     }
 
-    /// Calls `f` with every item, the first in this thread and each of the rest in another one where there is one.
-    pub(crate) fn over<T: Send>(&self, items: impl ExactSizeIterator<Item = T>, f: impl Fn(T) + Sync) {
-        let Some(pool) = self.others.as_ref().filter(|_| items.len() > 1) else {
-            return items.for_each(f);
-        };
-        let mut items = items;
-        let first = items.next();
-        pool.in_place_scope(|s| {
-            for item in items {
-                s.spawn(|_| f(item));
+    /// Calls `f` with every item; each thread takes the next one when it is done with one.
+    pub(crate) fn over<T: Send>(&self, items: impl ExactSizeIterator<Item = T> + Send, f: impl Fn(T) + Sync) {
+        self.over_with(std::iter::repeat_n((), self.n), items, |(), item| f(item));
+    }
+
+    /// The same; each thread that takes part takes one of `own`, of which there are as many as threads, for all its items.
+    pub(crate) fn over_with<S, T>(
+        &self,
+        own: impl Iterator<Item = S> + Send,
+        items: impl ExactSizeIterator<Item = T> + Send,
+        f: impl Fn(&mut S, T) + Sync,
+    ) {
+        let alone = items.len() <= 1;
+        let (own, items) = (Mutex::new(own), Mutex::new(items));
+        let job = || {
+            let mine = own.lock().unwrap_or_else(PoisonError::into_inner).next();
+            if let Some(mut mine) = mine {
+                while let Some(item) = next(&items) {
+                    f(&mut mine, item);
+                }
             }
-            first.into_iter().for_each(&f);
-        });
+        };
+        match &self.others {
+            Some(team) if !alone => team.run(&job),
+            _ => job(),
+        }
     }
 
     /// Like [`over`](Threads::over), for work that may fail: the error of the earliest item.
     pub(crate) fn try_over<T: Send>(
         &self,
-        items: impl ExactSizeIterator<Item = T>,
+        items: impl ExactSizeIterator<Item = T> + Send,
         f: impl Fn(T) -> Result<()> + Sync,
     ) -> Result<()> {
         let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
         self.over(items.enumerate(), |(i, item)| {
             if let Err(e) = f(item) {
-                let mut failed = failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
                 if failed.as_ref().is_none_or(|&(j, _)| i < j) {
                     *failed = Some((i, e));
                 }
             }
         });
-        match failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some((_, e)) => Err(e),
             None => Ok(()),
         }
     }
+}
+
+fn next<T>(items: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
+    items.lock().unwrap_or_else(PoisonError::into_inner).next()
 }
 
 /// The `i`th of `parts` nearly equal ranges of 0..len, cut at multiples of `unit`.

@@ -73,9 +73,9 @@ impl Grid {
         (row / self.tiles[0], row % self.tiles[0] * 2)
     }
 
-    /// Strips of about `tiles` tiles.
-    fn strips(&self, tiles: usize) -> Vec<Range<usize>> {
-        let count = (self.rows * self.tiles[1]).div_ceil(tiles).clamp(1, self.rows);
+    /// Strips of about `tiles` tiles, a multiple of `times` of them where there are enough rows.
+    fn strips(&self, tiles: usize, times: usize) -> Vec<Range<usize>> {
+        let count = (self.rows * self.tiles[1]).div_ceil(tiles).next_multiple_of(times).clamp(1, self.rows);
         (0..count).map(|i| part(self.rows, 1, count, i)).collect()
     }
 
@@ -176,19 +176,11 @@ impl Weights<'_> {
         simd.vectors(Filters { data: scratch, tap_step: k * nr, row_step: nr, k, cols, nr, u });
     }
 
-    /// Transforms them all.
-    fn transform(&self, cpu: &Cpu, nr: usize, u: &mut [f32], scratch: &mut [f32]) {
-        let (parts, len) = (cpu.threads.count(), self.panel_len(nr));
-        let panels = self.size()[1].div_ceil(nr).div_ceil(parts);
-        let each = scratch.len() / parts;
-        let scratch: Vec<&mut [f32]> = if each > 0 { scratch.chunks_mut(each).collect() } else { Vec::new() };
-        let mut scratch = scratch.into_iter();
-        let work: Vec<_> =
-            u.chunks_mut(panels * len).map(|u| (u, scratch.next().unwrap_or_default())).enumerate().collect();
-        cpu.threads.over(work.into_iter(), |(i, (u, scratch))| {
-            for (j, u) in u.chunks_mut(len).enumerate() {
-                self.panel(cpu.simd, nr, (i * panels + j) * nr, u, scratch);
-            }
+    /// Transforms them all; `scratch` holds `each` elements for each thread.
+    fn transform(&self, cpu: &Cpu, nr: usize, u: &mut [f32], scratch: &mut [f32], each: usize) {
+        let panels = u.chunks_mut(self.panel_len(nr)).enumerate();
+        cpu.threads.over_with(scratch.chunks_mut(each), panels, |scratch, (i, u)| {
+            self.panel(cpu.simd, nr, i * nr, u, &mut scratch[..self.need(nr)[1]]);
         });
     }
 }
@@ -199,40 +191,33 @@ fn correlate(cpu: &Cpu, x: Images, grid: Grid, weights: &Weights, bias: Option<&
     let nr = kernels.nr;
     let [k, n] = weights.size();
     let parts = cpu.threads.count();
-    let tiles = grid.rows * grid.tiles[1];
-    let strips = grid.strips(STRIP.min(tiles.div_ceil(parts)));
+    let strips = grid.strips(STRIP, parts);
     let most = strips.iter().map(|s| grid.tiles(s)).max().unwrap_or(0);
     let [filters, turning] = weights.need(nr);
     let (inputs, products) = (Planes::new(k, most).len(), POINTS * apart(most * pitch(n)));
-    let own = turning.max(inputs + products).next_multiple_of(16);
+    let own = turning.max(inputs + products).next_multiple_of(16).max(1);
     let mut scratch = cpu.scratch(filters + parts * own);
     let (u, scratch) = bytemuck::cast_slice_mut::<u8, f32>(scratch.bytes_mut()).split_at_mut(filters);
     let scratch = &mut scratch[..parts * own];
-    weights.transform(cpu, nr, u, &mut scratch[..parts * turning]);
+    weights.transform(cpu, nr, u, scratch, own);
 
-    // Each thread takes neighbouring strips.
-    let mut left = y;
-    let mut work = Vec::new();
-    for (i, scratch) in scratch.chunks_mut(own).enumerate() {
-        let strips = &strips[part(strips.len(), 1, parts, i)];
-        let pixels: usize = strips.iter().map(|s| grid.pixels(s)).sum();
-        work.push((strips, scratch, cut(&mut left, pixels * n)));
+    let (mut left, mut work) = (y, Vec::new());
+    for rows in strips {
+        let y = cut(&mut left, grid.pixels(&rows) * n);
+        work.push((rows, y));
     }
     let u = &*u;
-    cpu.threads.over(work.into_iter(), |(strips, scratch, mut y)| {
-        for rows in strips {
-            let planes = Planes::new(k, grid.tiles(rows));
-            let (v, m) = scratch.split_at_mut(inputs);
-            cpu.simd.vectors(Inputs { x, grid, rows: rows.clone(), planes, v });
-            for (point, m) in m.chunks_mut(apart(planes.tiles * pitch(n))).take(POINTS).enumerate() {
-                for (panel, u) in u.chunks(weights.panel_len(nr)).enumerate() {
-                    let u = &u[point * apart(k * nr)..][..k * nr];
-                    multiply(kernels, &planes, point, v, u, &mut m[panel * nr..], [pitch(n), (n - panel * nr).min(nr)]);
-                }
+    cpu.threads.over_with(scratch.chunks_mut(own), work.into_iter(), |scratch, (rows, y)| {
+        let planes = Planes::new(k, grid.tiles(&rows));
+        let (v, m) = scratch.split_at_mut(inputs);
+        cpu.simd.vectors(Inputs { x, grid, rows: rows.clone(), planes, v });
+        for (point, m) in m.chunks_mut(apart(planes.tiles * pitch(n))).take(POINTS).enumerate() {
+            for (panel, u) in u.chunks(weights.panel_len(nr)).enumerate() {
+                let u = &u[point * apart(k * nr)..][..k * nr];
+                multiply(kernels, &planes, point, v, u, &mut m[panel * nr..], [pitch(n), (n - panel * nr).min(nr)]);
             }
-            let y = cut(&mut y, grid.pixels(rows) * n);
-            cpu.simd.vectors(Outputs { m, pitch: pitch(n), grid, rows: rows.clone(), channels: n, bias, y });
         }
+        cpu.simd.vectors(Outputs { m, pitch: pitch(n), grid, rows, channels: n, bias, y });
     });
 }
 
@@ -294,7 +279,7 @@ pub(crate) fn weight_grad(cpu: &Cpu, c: Conv2d, x: View, dy: View, mut dw: ViewM
     let dy = Images { data: dy, hw: out, channels: c.co };
     let pitch = pitch(c.co);
     // The order of the sums depends on the strips, hence not on the threads.
-    let strips = grid.strips(STRIP);
+    let strips = grid.strips(STRIP, 1);
     let most = strips.iter().map(|s| grid.tiles(s)).max().unwrap_or(0);
     let (inputs, gradients) = (Planes::new(c.ci, most).len(), POINTS * apart(most * pitch));
     let at_once = (BLOCK / (inputs + gradients)).clamp(1, strips.len());
@@ -304,25 +289,20 @@ pub(crate) fn weight_grad(cpu: &Cpu, c: Conv2d, x: View, dy: View, mut dw: ViewM
     let parts = cpu.threads.count();
     for (block, strips) in strips.chunks(at_once).enumerate() {
         let scratch = &mut scratch[..strips.len() * (inputs + gradients)];
-        let work = strips.iter().zip(scratch.chunks_mut(inputs + gradients)).collect::<Vec<_>>();
-        cpu.threads.over(pieces(work, parts).into_iter(), |work| {
-            for (rows, scratch) in work {
-                let (v, e) = scratch.split_at_mut(inputs);
-                let planes = Planes::new(c.ci, grid.tiles(rows));
-                cpu.simd.vectors(Inputs { x, grid, rows: rows.clone(), planes, v });
-                cpu.simd.vectors(Gradients { dy, grid, rows: rows.clone(), pitch, e });
-            }
+        let work = strips.iter().zip(scratch.chunks_mut(inputs + gradients));
+        cpu.threads.over(work, |(rows, scratch)| {
+            let (v, e) = scratch.split_at_mut(inputs);
+            let planes = Planes::new(c.ci, grid.tiles(rows));
+            cpu.simd.vectors(Inputs { x, grid, rows: rows.clone(), planes, v });
+            cpu.simd.vectors(Gradients { dy, grid, rows: rows.clone(), pitch, e });
         });
         let scratch = &*scratch;
-        let work = m.chunks_mut(apart(c.ci * pitch)).enumerate().collect::<Vec<_>>();
-        cpu.threads.over(pieces(work, parts).into_iter(), |work| {
-            for (point, m) in work {
-                for (s, (rows, scratch)) in strips.iter().zip(scratch.chunks(inputs + gradients)).enumerate() {
-                    let (v, e) = scratch.split_at(inputs);
-                    let planes = Planes::new(c.ci, grid.tiles(rows));
-                    let e = &e[point * apart(planes.tiles * pitch)..][..planes.tiles * pitch];
-                    accumulate(kernels, &planes, point, [v, e], m, [pitch, c.co], block + s > 0);
-                }
+        cpu.threads.over(m.chunks_mut(apart(c.ci * pitch)).enumerate(), |(point, m)| {
+            for (s, (rows, scratch)) in strips.iter().zip(scratch.chunks(inputs + gradients)).enumerate() {
+                let (v, e) = scratch.split_at(inputs);
+                let planes = Planes::new(c.ci, grid.tiles(rows));
+                let e = &e[point * apart(planes.tiles * pitch)..][..planes.tiles * pitch];
+                accumulate(kernels, &planes, point, [v, e], m, [pitch, c.co], block + s > 0);
             }
         });
     }
@@ -343,13 +323,6 @@ fn cut<'a>(left: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (first, rest) = std::mem::take(left).split_at_mut(len);
     *left = rest;
     first
-}
-
-/// Neighbouring items for each of `parts` threads.
-fn pieces<T>(items: Vec<T>, parts: usize) -> Vec<Vec<T>> {
-    let count = items.len();
-    let mut items = items.into_iter();
-    (0..parts).map(|i| items.by_ref().take(part(count, 1, parts, i).len()).collect()).collect()
 }
 
 /// Adds the products of the tiles of a strip at a point to m[ci][pitch], or puts them there.
