@@ -20,6 +20,8 @@ pub struct Buffer {
     bytes: usize,
     counted: usize,
     home: Option<Arc<Pool>>,
+    /// Whether it came from [`Pool::scratch`].
+    scratch: bool,
 }
 
 impl Buffer {
@@ -51,7 +53,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(home) = self.home.take() {
-            home.take_back(std::mem::take(&mut self.lines), self.counted);
+            home.take_back(std::mem::take(&mut self.lines), self.counted, self.scratch);
         }
     }
 }
@@ -59,6 +61,8 @@ impl Drop for Buffer {
 /// A device's memory: buffers that were given back wait here by size for the next request.
 pub struct Pool {
     free: Mutex<HashMap<usize, Vec<Box<[Line]>>>>,
+    /// Memory for kernels while they run, of any size.
+    spare: Mutex<Vec<Box<[Line]>>>,
     keeps_data: bool,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -87,6 +91,7 @@ impl Pool {
     pub(crate) fn new(keeps_data: bool) -> Arc<Pool> {
         Arc::new(Pool {
             free: Mutex::default(),
+            spare: Mutex::default(),
             keeps_data,
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
@@ -103,7 +108,7 @@ impl Pool {
         let live = self.live.fetch_add(counted, Relaxed) + counted;
         self.peak.fetch_max(live, Relaxed);
         if !self.keeps_data {
-            return Buffer { lines: Box::default(), bytes, counted, home: Some(self.clone()) };
+            return Buffer { lines: Box::default(), bytes, counted, home: Some(self.clone()), scratch: false };
         }
         let reused = if lines == 0 { Some(Box::default()) } else { self.lock().get_mut(&lines).and_then(Vec::pop) };
         let memory = match reused {
@@ -117,7 +122,32 @@ impl Pool {
                 zeroed(lines)
             }
         };
-        Buffer { lines: memory, bytes, counted, home: Some(self.clone()) }
+        Buffer { lines: memory, bytes, counted, home: Some(self.clone()), scratch: false }
+    }
+
+    /// Like [`get`](Pool::get), for a kernel while it runs: one piece of memory, as long as the longest need, serves all that run
+    /// one after the other.
+    pub(crate) fn scratch(self: &Arc<Pool>, bytes: usize) -> Buffer {
+        let lines = bytes.div_ceil(64);
+        let counted = lines * 64;
+        let live = self.live.fetch_add(counted, Relaxed) + counted;
+        self.peak.fetch_max(live, Relaxed);
+        let longest = {
+            let mut spare = self.spare();
+            let longest = (0..spare.len()).max_by_key(|&i| spare[i].len());
+            longest.map(|i| spare.swap_remove(i)).unwrap_or_default()
+        };
+        self.held.fetch_sub(longest.len() * 64, Relaxed);
+        let memory = if longest.len() >= lines {
+            self.hits.fetch_add(1, Relaxed);
+            longest
+        } else {
+            self.misses.fetch_add(1, Relaxed);
+            // Before the longer one is taken from the system.
+            drop(longest);
+            zeroed(lines)
+        };
+        Buffer { lines: memory, bytes, counted, home: Some(self.clone()), scratch: true }
     }
 
     /// Lays by `count` buffers of `bytes` bytes, for requests that no returned buffer is there for. They take memory from the
@@ -133,9 +163,12 @@ impl Pool {
         self.lock().entry(lines).or_default().splice(0..0, spare);
     }
 
-    fn take_back(&self, lines: Box<[Line]>, counted: usize) {
+    fn take_back(&self, lines: Box<[Line]>, counted: usize, scratch: bool) {
         self.live.fetch_sub(counted, Relaxed);
-        if !lines.is_empty() {
+        if scratch {
+            self.held.fetch_add(lines.len() * 64, Relaxed);
+            self.spare().push(lines);
+        } else if !lines.is_empty() {
             self.held.fetch_add(counted, Relaxed);
             self.lock().entry(lines.len()).or_default().push(lines);
         }
@@ -143,6 +176,10 @@ impl Pool {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<usize, Vec<Box<[Line]>>>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<Box<[Line]>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The counters.
@@ -165,6 +202,7 @@ impl Pool {
     pub fn trim(&self) {
         let mut free = self.lock();
         free.clear();
+        self.spare().clear();
         self.held.store(0, Relaxed);
     }
 }
@@ -185,4 +223,29 @@ fn size_class(lines: usize) -> usize {
     }
     let step = 1 << (lines.ilog2() - 3);
     lines.next_multiple_of(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_piece_of_memory_is_scratch_for_all() {
+        let pool = Pool::new(true);
+        for bytes in [1000, 4000, 64, 4000, 3000] {
+            let mut scratch = pool.scratch(bytes);
+            scratch.bytes_mut().fill(7);
+            assert_eq!(scratch.len(), bytes);
+        }
+        let stats = pool.stats();
+        assert_eq!((stats.misses, stats.hits, stats.live_bytes, stats.held_bytes), (2, 3, 0, 4032));
+        // Two at a time take two pieces; tensors take none of them.
+        let (a, b, tensor) = (pool.scratch(10), pool.scratch(20), pool.get(4000));
+        assert_eq!((pool.stats().misses, pool.stats().live_bytes), (4, 64 + 64 + tensor.counted));
+        drop((a, b, tensor));
+        assert_eq!(pool.stats().live_bytes, 0);
+        pool.trim();
+        assert_eq!(pool.stats().held_bytes, 0);
+        assert!(!pool.scratch(4000).is_empty() && pool.stats().misses == 5);
+    }
 }

@@ -4,7 +4,7 @@
 //! The order in which a result's products are summed depends on the shapes only, never on threads.
 use super::{
     Cpu,
-    micro::{Dots, KC, Kernels, MAX_ROWS, ROW, Tile},
+    micro::{Dots, Fetch, KC, Kernels, MAX_ROWS, ROW, Tile},
     pack::{A, B},
     par::{Shared, part},
 };
@@ -12,7 +12,7 @@ use crate::{
     Result,
     tensor::{View, ViewMut, backend::Gemm},
 };
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 /// The most rows of a packed block of `a` (about half a megabyte, for the second-level cache) and columns and rows of `b`.
 const MC: usize = 252;
@@ -226,7 +226,14 @@ impl Worker<'_, '_> {
         if rows.is_empty() || cols.is_empty() {
             return;
         }
+        let [_, mc] = p.rows(self.kernels);
         for (cols, ks) in p.super_blocks(cols) {
+            // Rows of b are read better side by side than panel by panel.
+            let soon = rows.len() <= mc && matches!(p.b, B::Columns { .. }) && !ks.is_empty();
+            if p.way() == Way::Packed && soon {
+                self.rows(rows.clone(), &cols, &ks, Packed::Soon(b));
+                continue;
+            }
             if matches!(p.way(), Way::Packed | Way::Direct) {
                 let whole = cols.start + cols.len() / nr * nr;
                 let packed = if p.way() == Way::Packed { cols.clone() } else { whole..cols.end };
@@ -244,12 +251,12 @@ impl Worker<'_, '_> {
     fn blocks(&mut self, rows: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, b: &[f32]) {
         let [_, mc] = self.p.rows(self.kernels);
         for i0 in rows.clone().step_by(mc) {
-            self.rows(i0..rows.end.min(i0 + mc), cols, ks, b);
+            self.rows(i0..rows.end.min(i0 + mc), cols, ks, Packed::Ready(b));
         }
     }
 
     /// The products of a block of rows with the columns `cols` over the inner range `ks`.
-    fn rows(&mut self, rows: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, b: &[f32]) {
+    fn rows(&mut self, rows: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, mut b: Packed) {
         let (p, block) = (self.p, self.p.block().max(1));
         let mut starts = [0; MC];
         for (s, i) in starts.iter_mut().zip(rows.clone()) {
@@ -266,10 +273,10 @@ impl Worker<'_, '_> {
             if q < end {
                 p.a.pack(self.cpu.simd, rows.clone(), q..end, p.rows(self.kernels)[0], self.a);
             }
-            let step = Step { starts, cols: cols.clone(), q: q..end, k0: ks.start, b, last: end == p.k };
+            let step = Step { starts, cols: cols.clone(), q: q..end, k0: ks.start, last: end == p.k };
             match p.way() {
                 Way::Dot => self.dots(&step),
-                _ => self.tiles(&step),
+                _ => self.tiles(&step, &mut b),
             }
             q = end;
             if q >= ks.end {
@@ -285,7 +292,7 @@ impl Worker<'_, '_> {
         }
     }
 
-    fn tiles(&self, step: &Step) {
+    fn tiles(&self, step: &Step, packed: &mut Packed) {
         let (p, nr) = (self.p, self.kernels.nr);
         let [mr, _] = p.rows(self.kernels);
         let functions = if p.a.by_rows() { self.kernels.by_rows } else { self.kernels.by_columns };
@@ -293,6 +300,15 @@ impl Worker<'_, '_> {
         let width = step.cols.len();
         for j in (0..width).step_by(nr) {
             let cols = nr.min(width - j);
+            let mut fetch = Fetch::NOTHING;
+            if let Packed::Soon(b) = packed {
+                let from = step.cols.start + j;
+                p.b.pack(self.cpu.simd, step.q.clone(), from..from + cols, nr, &mut b[..k * nr]);
+                let next = from + nr..step.cols.end.min(from + 2 * nr);
+                if !next.is_empty() {
+                    fetch = p.b.fetch(step.q.clone(), next, k * step.starts.len().div_ceil(mr));
+                }
+            }
             let (b, ldb) = match (&p.b, p.way()) {
                 (B::Rows { data, ld }, Way::Direct) if cols == nr => {
                     // All nr columns of the k rows are inside.
@@ -303,11 +319,14 @@ impl Worker<'_, '_> {
                     let panel = (step.cols.start + j) * p.k;
                     (data[panel + step.q.start * nr..][..k * nr].as_ptr(), nr)
                 }
-                (_, way) => {
-                    let packed = if way == Way::Packed { width.next_multiple_of(nr) } else { nr };
-                    let inside = if way == Way::Packed { j } else { 0 };
-                    (step.b[(step.q.start - step.k0) * packed + inside * k..][..k * nr].as_ptr(), nr)
-                }
+                _ => match packed {
+                    Packed::Soon(b) => (b[..k * nr].as_ptr(), nr),
+                    Packed::Ready(b) => {
+                        let whole = p.way() == Way::Packed;
+                        let (packed, inside) = if whole { (width.next_multiple_of(nr), j) } else { (nr, 0) };
+                        (b[(step.q.start - step.k0) * packed + inside * k..][..k * nr].as_ptr(), nr)
+                    }
+                },
             };
             for (i, starts) in step.starts.chunks(mr).enumerate() {
                 let tile = Tile {
@@ -321,11 +340,13 @@ impl Worker<'_, '_> {
                     cols,
                     add: self.add || step.q.start > 0,
                     bias: self.bias(step, step.cols.start + j),
+                    fetch: Cell::new(fetch),
                 };
                 // SAFETY: a is a packed panel of starts.len() ≤ mr rows; b was checked to hold k rows of nr columns; each start
                 // plus the columns was checked to lie in c, where this thread alone writes these rows and columns; bias has n
                 // elements. `kernels` comes from `Kernels::of`.
                 unsafe { functions[starts.len() - 1](&tile) };
+                fetch = tile.fetch.get();
             }
         }
     }
@@ -359,15 +380,21 @@ impl Worker<'_, '_> {
     }
 }
 
+/// Memory of packed blocks of b.
+enum Packed<'a> {
+    Ready(&'a [f32]),
+    /// Each panel is packed just before its only use, in the same place, while what the next one is made of is asked for.
+    Soon(&'a mut [f32]),
+}
+
 /// One block of the inner dimension.
 struct Step<'a> {
     /// Where the first of `cols` of each row lies in c.
     starts: &'a [usize],
     cols: Range<usize>,
-    /// The block, where packed `b` begins, and packed `b`.
+    /// The block, and where packed `b` begins.
     q: Range<usize>,
     k0: usize,
-    b: &'a [f32],
     /// Whether it is the last one.
     last: bool,
 }

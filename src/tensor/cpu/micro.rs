@@ -4,6 +4,7 @@
 //! [`Dots`] to memory as long as its documentation says, and has taken the `Kernels` from [`Kernels::of`], which needs a
 //! [`Simd`], the proof that this machine has the instructions.
 use super::{isa::Simd, lanes::Lanes};
+use std::cell::Cell;
 
 /// The most elements of the inner dimension that a packed block of `a` holds.
 pub(crate) const KC: usize = 512;
@@ -13,6 +14,53 @@ pub(crate) const ROW: usize = KC + 16;
 pub(crate) const MAX_ROWS: usize = 14;
 /// Rows of `b` that are asked for before they are needed, so that they come from the second-level cache in time.
 const AHEAD: usize = 16;
+
+/// Steps of the innermost loop between which lines of memory are asked for.
+pub(crate) const BETWEEN: usize = 16;
+
+/// Memory that will be read soon: rows that are asked for a few cache lines at a time while a product is computed, so that they
+/// have come when they are needed. Nothing is read here, so that any address will do.
+#[derive(Clone, Copy)]
+pub(crate) struct Fetch {
+    /// The next line.
+    at: *const f32,
+    /// Lines of a row, and those of this one that are left.
+    lines: usize,
+    left: usize,
+    /// Elements from the end of a row's lines to the next row.
+    skip: usize,
+    /// Lines that are asked for every [`BETWEEN`] steps.
+    rate: usize,
+}
+
+impl Fetch {
+    pub(crate) const NOTHING: Fetch = Fetch { at: std::ptr::null(), lines: 0, left: 0, skip: 0, rate: 0 };
+    const LINE: usize = 64 / size_of::<f32>();
+
+    /// `rows` rows of `len` elements, `ld` apart, which begin `data`, over `steps` steps.
+    pub(crate) fn new(data: &[f32], rows: usize, len: usize, ld: usize, steps: usize) -> Fetch {
+        // Rows need not begin with a line.
+        let lines = len.div_ceil(Fetch::LINE) + usize::from(!ld.is_multiple_of(Fetch::LINE));
+        let rate = (rows * lines * BETWEEN).div_ceil(steps.max(1));
+        Fetch { at: data.as_ptr(), lines, left: lines, skip: ld.wrapping_sub(lines * Fetch::LINE), rate }
+    }
+
+    /// # Safety
+    /// The machine has the instructions of `L`.
+    #[inline(always)]
+    unsafe fn ask<L: Lanes>(&mut self) {
+        for _ in 0..self.rate {
+            // SAFETY: the caller's promise.
+            unsafe { L::prefetch(self.at) };
+            self.at = self.at.wrapping_add(Fetch::LINE);
+            self.left -= 1;
+            if self.left == 0 {
+                self.at = self.at.wrapping_add(self.skip);
+                self.left = self.lines;
+            }
+        }
+    }
+}
 
 /// A product of `a` (R rows, R given by the choice of function) and `b`, k×(up to nr).
 pub(crate) struct Tile {
@@ -34,6 +82,8 @@ pub(crate) struct Tile {
     pub add: bool,
     /// One summand per column, or null.
     pub bias: *const f32,
+    /// What to ask for meanwhile.
+    pub fetch: Cell<Fetch>,
 }
 
 /// Products of R rows of `a` with `cols` rows of `b`, both contiguous along k.
@@ -117,6 +167,7 @@ impl Kernels {
             cols,
             add: p.add,
             bias: std::ptr::null(),
+            fetch: Cell::new(Fetch::NOTHING),
         };
         // SAFETY: the slices were cut to what the tile reads and writes; `self` comes from `Kernels::of`.
         unsafe { functions[rows - 1](&tile) };
@@ -151,26 +202,23 @@ unsafe fn tile<L: Lanes, const R: usize, const RS: usize>(t: &Tile) {
     // bias within `cols` columns.
     unsafe {
         let mut sums = [[L::splat(0.0); 2]; R];
-        let (mut a, mut b) = (t.a, t.b);
         for r in 0..R {
             let c = t.c.add(*t.rows.add(r));
             L::prefetch(c);
             L::prefetch(c.wrapping_add(L::N));
         }
-        // Where b is not packed its rows may lie pages apart.
-        let ahead = if t.ldb == 2 * L::N { AHEAD * t.ldb } else { 0 };
-        for _ in 0..t.k {
-            L::prefetch(b.wrapping_add(ahead));
-            L::prefetch(b.wrapping_add(ahead + L::N));
-            let b0 = L::load(b);
-            let b1 = L::load(b.add(L::N));
-            for (r, s) in sums.iter_mut().enumerate() {
-                let x = L::splat(*a.add(r * RS));
-                s[0] = s[0].fma(x, b0);
-                s[1] = s[1].fma(x, b1);
+        let mut fetch = t.fetch.get();
+        if fetch.rate == 0 {
+            steps::<L, R, RS>(t, &mut sums, t.a, t.b, t.k);
+        } else {
+            let (mut a, mut b, mut left) = (t.a, t.b, t.k);
+            while left > 0 {
+                fetch.ask::<L>();
+                let now = left.min(BETWEEN);
+                steps::<L, R, RS>(t, &mut sums, a, b, now);
+                (a, b, left) = (a.wrapping_add(now * t.step), b.wrapping_add(now * t.ldb), left - now);
             }
-            a = a.wrapping_add(t.step);
-            b = b.wrapping_add(t.ldb);
+            t.fetch.set(fetch);
         }
         if t.cols == 2 * L::N && t.bias.is_null() {
             for (r, &[s0, s1]) in sums.iter().enumerate() {
@@ -203,6 +251,38 @@ unsafe fn tile<L: Lanes, const R: usize, const RS: usize>(t: &Tile) {
                     s.store_first(c, n);
                 }
             }
+        }
+    }
+}
+
+/// Adds `n` products to each sum, from `a` and `b` on.
+///
+/// # Safety
+/// As [`tile`]; the columns of a and rows of b from there on are as many as `n`.
+#[inline(always)]
+unsafe fn steps<L: Lanes, const R: usize, const RS: usize>(
+    t: &Tile,
+    sums: &mut [[L; 2]; R],
+    mut a: *const f32,
+    mut b: *const f32,
+    n: usize,
+) {
+    // SAFETY: as in `tile`.
+    unsafe {
+        // Where b is not packed its rows may lie pages apart.
+        let ahead = if t.ldb == 2 * L::N { AHEAD * t.ldb } else { 0 };
+        for _ in 0..n {
+            L::prefetch(b.wrapping_add(ahead));
+            L::prefetch(b.wrapping_add(ahead + L::N));
+            let b0 = L::load(b);
+            let b1 = L::load(b.add(L::N));
+            for (r, s) in sums.iter_mut().enumerate() {
+                let x = L::splat(*a.add(r * RS));
+                s[0] = s[0].fma(x, b0);
+                s[1] = s[1].fma(x, b1);
+            }
+            a = a.wrapping_add(t.step);
+            b = b.wrapping_add(t.ldb);
         }
     }
 }

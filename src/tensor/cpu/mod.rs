@@ -51,7 +51,7 @@ impl Cpu {
 
     /// Memory for `len` elements of f32 that a kernel needs while it runs.
     fn scratch(&self, len: usize) -> Buffer {
-        self.plain.pool().get(len * size_of::<f32>())
+        self.plain.pool().scratch(len * size_of::<f32>())
     }
 }
 

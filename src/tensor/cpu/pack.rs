@@ -6,7 +6,7 @@
 use super::{
     isa::{Job, Simd, VectorJob},
     lanes::{Lanes, Vectors},
-    micro::{KC, ROW},
+    micro::{Fetch, KC, ROW},
     patches::Patches,
 };
 use std::ops::Range;
@@ -97,6 +97,18 @@ impl B<'_> {
             }
             // Never packed again.
             B::Panels { .. } => {}
+        }
+    }
+
+    /// The memory that packing the rows `ks` and the columns `cols`, of one panel, will read, to be asked for over so many
+    /// `steps`; nothing, where that is scattered.
+    pub(crate) fn fetch(&self, ks: Range<usize>, cols: Range<usize>, steps: usize) -> Fetch {
+        match self {
+            B::Columns { data, ld, run, bases } if ks.start / run == (ks.end - 1) / run => {
+                let from = bases[ks.start / run] + cols.start * ld + ks.start % run;
+                Fetch::new(&data[from..], cols.len(), ks.len(), *ld, steps)
+            }
+            _ => Fetch::NOTHING,
         }
     }
 }
