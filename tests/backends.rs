@@ -136,6 +136,59 @@ fn large_products() -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Whole numbers, whose sums are exact in any order: every block in its place, whoever computes it.
+#[test]
+fn products_of_whole_numbers_are_exact_on_any_number_of_threads() -> Result<()> {
+    let whole = |lane: &str, len: usize| -> Vec<i32> {
+        let rng = Philox::new(3, 0, lane);
+        (0..len as u64).map(|i| rng.below(0, i, 7) as i32 - 3).collect()
+    };
+    // Rows divided among threads, columns, and few rows; more than one block in every direction.
+    for (m, n, k) in [(620, 580, 1100), (150, 1150, 1100), (40, 1150, 600)] {
+        let (a, b) = (whole("a", m * k), whole("b", k * n));
+        let mut exact = vec![0i32; m * n];
+        for (i, row) in exact.chunks_mut(n).enumerate() {
+            for (a, b) in a[i * k..][..k].iter().zip(b.chunks(n)) {
+                row.iter_mut().zip(b).for_each(|(y, b)| *y += a * b);
+            }
+        }
+        let exact: Vec<f32> = exact.into_iter().map(|y| y as f32).collect();
+        for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [1, 2, 3, 5].map(|t| (isa, t))) {
+            let device = Device::cpu_with(CpuOptions { threads, ..CpuOptions::new(isa) })?;
+            let tensor = |x: &[i32], shape: [usize; 2]| {
+                Tensor::from_host(&x.iter().map(|&x| x as f32).collect::<Vec<_>>(), &shape, &device)
+            };
+            let (a, b) = (tensor(&a, [m, k])?, tensor(&b, [k, n])?);
+            let (turned_a, turned_b) = (a.transpose()?.contiguous()?, b.transpose()?.contiguous()?);
+            for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+                let (a, b) = (if ta { &turned_a } else { &a }, if tb { &turned_b } else { &b });
+                let y: Vec<f32> = a.gemm(ta, b, tb, None)?.to_host()?;
+                assert!(y == exact, "{isa}, {threads} threads, {m}x{n}x{k}, turned {ta} {tb}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Numbers below the smallest normal one are numbers: no kernel takes them for zeros.
+#[test]
+fn denormals_are_numbers() -> Result<()> {
+    for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [1, 2].map(|t| (isa, t))) {
+        let device = Device::cpu_with(CpuOptions { threads, ..CpuOptions::new(isa) })?;
+        let tiny = |shape: &[usize]| Tensor::full(1e-40, shape, DType::F32, &device);
+        let all = |x: &Tensor, value: f32| -> Result<bool> { Ok(x.to_host::<f32>()?.iter().all(|&x| x == value)) };
+        let n = 100_000;
+        assert!(all(&tiny(&[n])?.add(&tiny(&[n])?)?, 2.0 * 1e-40f32)?, "{isa}: sums");
+        assert!(all(&tiny(&[n])?.unary(Unary::Relu)?, 1e-40)?, "{isa}: relu");
+        assert!(all(&tiny(&[n])?.affine(0.5, 0.0)?, 0.5 * 1e-40f32)?, "{isa}: products");
+        let ones = Tensor::full(1.0, &[64, 64], DType::F32, &device)?;
+        assert!(all(&tiny(&[200, 64])?.gemm(false, &ones, true, None)?, 64.0 * 1e-40f32)?, "{isa}: gemm");
+        let exp: Vec<f32> = Tensor::full(-100.0, &[n], DType::F32, &device)?.unary(Unary::Exp)?.to_host()?;
+        assert!(exp.iter().all(|&y| y > 3.7e-44 && y < 3.9e-44), "{isa}: exp");
+    }
+    Ok(())
+}
+
 fn square(n: usize, hw: usize, ci: usize, co: usize, kernel: usize, stride: usize) -> Conv2d {
     Conv2d {
         n,
