@@ -12,7 +12,7 @@ use std::{
     cell::UnsafeCell,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU64, Ordering::*},
     },
     thread::{self, JoinHandle},
@@ -81,7 +81,14 @@ impl Team {
     /// Calls `job` in this thread, and meanwhile in every helper that comes before this thread is done. If another thread has the
     /// helpers, in this one alone.
     pub(super) fn run(&self, job: &(dyn Fn() + Sync)) {
-        let Ok(busy) = self.busy.try_lock() else { return job() };
+        let busy = match self.busy.try_lock() {
+            Ok(busy) => busy,
+            // A job fell in its caller's thread, after which all had left it.
+            Err(TryLockError::Poisoned(busy)) => busy.into_inner(),
+            Err(TryLockError::WouldBlock) => return job(),
+        };
+        // Of a job that fell in both threads the caller has heard already.
+        self.shared.panicked().take();
         // SAFETY: only the lifetime changes; the job is not called after this function has ended.
         let lasting: *const Job = unsafe { std::mem::transmute(std::ptr::from_ref(job)) };
         // SAFETY: the state is closed with nobody inside, and `busy` keeps other writers out.
@@ -97,7 +104,7 @@ impl Team {
         let open = Open(&self.shared);
         job();
         drop(open);
-        let panicked = self.shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let panicked = self.shared.panicked().take();
         if let Some(panic) = panicked {
             drop(busy);
             resume_unwind(panic);
@@ -136,6 +143,10 @@ fn wait_a_little(looks: &mut u32) {
 }
 
 impl Shared {
+    fn panicked(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
+        self.panicked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A helper's life.
     fn help(&self, asleep: &AtomicBool) {
         let mut last = 0;
@@ -148,7 +159,7 @@ impl Shared {
                 }
             }));
             if let Err(panic) = done {
-                *self.panicked.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
+                *self.panicked() = Some(panic);
             }
             self.state.fetch_sub(1, Release);
         }
@@ -203,20 +214,25 @@ mod tests {
         }
     }
 
+    /// The caller and one helper work at once.
+    fn both_come(team: &Team) {
+        let (came, end) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(20));
+        // Both wait for each other.
+        team.run(&|| {
+            came.fetch_add(1, SeqCst);
+            while came.load(SeqCst) < 2 && Instant::now() < end {
+                thread::yield_now();
+            }
+        });
+        assert_eq!(came.load(SeqCst), 2);
+    }
+
     #[test]
     fn helpers_help_after_sleep() {
         let team = Team::new(1).unwrap();
         for pause in [Duration::ZERO, 10 * AWAKE] {
             thread::sleep(pause);
-            let (came, end) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(20));
-            // Both wait for each other.
-            team.run(&|| {
-                came.fetch_add(1, SeqCst);
-                while came.load(SeqCst) < 2 && Instant::now() < end {
-                    thread::yield_now();
-                }
-            });
-            assert_eq!(came.load(SeqCst), 2);
+            both_come(&team);
         }
     }
 
@@ -251,5 +267,23 @@ mod tests {
         let calls = AtomicUsize::new(0);
         team.run(&|| _ = calls.fetch_add(1, Relaxed));
         assert!(calls.load(Relaxed) >= 1);
+        both_come(&team);
+    }
+
+    #[test]
+    fn a_job_that_falls_in_all_threads_is_told_once() {
+        let team = Team::new(1).unwrap();
+        let (came, end) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(20));
+        let fell = catch_unwind(AssertUnwindSafe(|| {
+            team.run(&|| {
+                came.fetch_add(1, SeqCst);
+                while came.load(SeqCst) < 2 && Instant::now() < end {
+                    thread::yield_now();
+                }
+                panic!("as the test asks");
+            });
+        }));
+        assert!(fell.is_err());
+        both_come(&team);
     }
 }
