@@ -104,9 +104,7 @@ impl Pool {
     /// A buffer of `bytes` bytes with unspecified (but initialised) contents.
     pub fn get(self: &Arc<Pool>, bytes: usize) -> Buffer {
         let lines = size_class(bytes.div_ceil(64));
-        let counted = lines * 64;
-        let live = self.live.fetch_add(counted, Relaxed) + counted;
-        self.peak.fetch_max(live, Relaxed);
+        let counted = self.lend(lines);
         if !self.keeps_data {
             return Buffer { lines: Box::default(), bytes, counted, home: Some(self.clone()), scratch: false };
         }
@@ -129,9 +127,7 @@ impl Pool {
     /// one after the other.
     pub(crate) fn scratch(self: &Arc<Pool>, bytes: usize) -> Buffer {
         let lines = bytes.div_ceil(64);
-        let counted = lines * 64;
-        let live = self.live.fetch_add(counted, Relaxed) + counted;
-        self.peak.fetch_max(live, Relaxed);
+        let counted = self.lend(lines);
         let longest = {
             let mut spare = self.spare();
             let longest = (0..spare.len()).max_by_key(|&i| spare[i].len());
@@ -161,6 +157,14 @@ impl Pool {
         let spare = (0..count).map(|_| bytemuck::zeroed_slice_box(lines));
         // At the other end than where returned ones are taken from.
         self.lock().entry(lines).or_default().splice(0..0, spare);
+    }
+
+    /// Counts `lines` lines as in use; gives their bytes.
+    fn lend(&self, lines: usize) -> usize {
+        let counted = lines * 64;
+        let live = self.live.fetch_add(counted, Relaxed) + counted;
+        self.peak.fetch_max(live, Relaxed);
+        counted
     }
 
     fn take_back(&self, lines: Box<[Line]>, counted: usize, scratch: bool) {

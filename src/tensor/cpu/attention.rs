@@ -178,18 +178,7 @@ impl VectorJob for Softmax<'_> {
         let Softmax { x, seen, scale } = self;
         let (x, others) = x.split_at_mut(seen);
         others.fill(0.0);
-        let max = scale * math::largest(v, x);
-        let (factor, minus_max, mut sum) = (v.splat(scale), v.splat(-max), v.zero());
-        for at in (0..seen).step_by(L::N) {
-            let e = math::exp(v, v.fma(minus_max, v.load_first(x, at, seen - at), factor));
-            v.store_first(e, x, at, seen - at);
-            sum = v.add(sum, v.load_first(x, at, seen - at));
-        }
-        let sum = v.sum(sum);
-        let share = v.splat(1.0 / sum);
-        for at in (0..seen).step_by(L::N) {
-            v.store_first(v.mul(v.load_first(x, at, seen - at), share), x, at, seen - at);
-        }
+        let (max, sum) = math::softmax(v, x, scale);
         max + sum.ln()
     }
 }

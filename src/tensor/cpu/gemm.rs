@@ -158,9 +158,8 @@ pub(crate) fn solve_into(cpu: &Cpu, problems: &[Problem], add: bool, c: &mut [f3
         let [mr, _] = p.rows(kernels);
         let tiles = [p.m.div_ceil(mr), p.n.div_ceil(kernels.nr)];
         if p.way() == Way::Packed && (p.m >= p.n || tiles[1] < parts) && tiles[0] >= parts {
-            let (b, a_each) = (p.scratch(kernels)[1], a);
-            let (b, rest) = scratch.split_at_mut(b);
-            by_rows(cpu, p, add, &c, b, rest.chunks_mut(a_each.max(1)).take(parts));
+            let (b, own) = scratch.split_at_mut(p.scratch(kernels)[1]);
+            by_rows(cpu, p, add, &c, b, &mut own[..a * parts]);
             continue;
         }
         // Each part packs all of a, if b is packed too; else there are few rows of it.
@@ -171,19 +170,12 @@ pub(crate) fn solve_into(cpu: &Cpu, problems: &[Problem], add: bool, c: &mut [f3
     }
 }
 
-/// One product whose rows the threads divide: they pack each block of b together, then use it together. `own` holds memory for
-/// packed blocks of `a`, for each thread.
-fn by_rows<'a>(
-    cpu: &Cpu,
-    p: &Problem,
-    add: bool,
-    c: &Shared,
-    b: &mut [f32],
-    own: impl Iterator<Item = &'a mut [f32]> + Send,
-) {
+/// One product whose rows the threads divide: they pack each block of b together, then use it together. `own` is memory for
+/// packed blocks of `a`, a part of it for each thread that takes part.
+fn by_rows(cpu: &Cpu, p: &Problem, add: bool, c: &Shared, b: &mut [f32], own: &mut [f32]) {
     let kernels = Kernels::of(cpu.simd);
+    let each = p.scratch(kernels)[0];
     let (block, nr, [mr, _]) = (p.block().max(1), kernels.nr, p.rows(kernels));
-    let mut own: Vec<&mut [f32]> = own.collect();
     for (cols, ks) in p.super_blocks(0..p.n) {
         let panels = cols.len().div_ceil(nr);
         let group = panels.div_ceil(cpu.threads.pieces(panels, 2)) * nr;
@@ -201,7 +193,7 @@ fn by_rows<'a>(
         let b = &*b;
         let cut = cpu.threads.pieces(p.m.div_ceil(mr), 6);
         let rows: Vec<_> = (0..cut).map(|i| part(p.m, mr, cut, i)).collect();
-        cpu.threads.over_with(own.iter_mut(), rows.into_iter(), |a, rows| {
+        cpu.threads.over_with(own.chunks_exact_mut(each), rows.into_iter(), |a, rows| {
             Worker { cpu, kernels, p, add, c, a }.blocks(rows, &cols, &ks, b);
         });
     }
@@ -322,9 +314,10 @@ impl Worker<'_, '_> {
                 _ => match packed {
                     Packed::Soon(b) => (b[..k * nr].as_ptr(), nr),
                     Packed::Ready(b) => {
-                        let whole = p.way() == Way::Packed;
-                        let (packed, inside) = if whole { (width.next_multiple_of(nr), j) } else { (nr, 0) };
-                        (b[(step.q.start - step.k0) * packed + inside * k..][..k * nr].as_ptr(), nr)
+                        // All panels, or the last one only.
+                        let all = p.way() == Way::Packed;
+                        let (columns, at) = if all { (width.next_multiple_of(nr), j) } else { (nr, 0) };
+                        (b[(step.q.start - step.k0) * columns + at * k..][..k * nr].as_ptr(), nr)
                     }
                 },
             };

@@ -42,13 +42,13 @@ pub(crate) fn apply<L: Lanes>(v: Vectors<L>, f: impl Function, x: &mut [f32]) {
     }
 }
 
-/// Those of [`exp`].
+/// See [`exp`].
 #[derive(Clone, Copy)]
 pub(crate) struct Exp;
-/// Those of [`sigmoid`].
+/// See [`sigmoid`].
 #[derive(Clone, Copy)]
 pub(crate) struct Sigmoid;
-/// Those of [`tanh`].
+/// See [`tanh`].
 #[derive(Clone, Copy)]
 pub(crate) struct Tanh;
 /// x·Φ(x)
@@ -201,14 +201,29 @@ pub(crate) fn largest<L: Lanes>(v: Vectors<L>, x: &[f32]) -> f32 {
     v.largest(v.max(found, v.splat(rest)))
 }
 
+/// Replaces x by the softmax of its multiples by `scale` > 0; gives the largest of those that is a number, and the sum of their
+/// exponentials relative to it, which is a NaN if one of them is.
+#[inline(always)]
+pub(crate) fn softmax<L: Lanes>(v: Vectors<L>, x: &mut [f32], scale: f32) -> (f32, f32) {
+    let (n, max) = (x.len(), scale * largest(v, x));
+    let (factor, minus_max, mut sum) = (v.splat(scale), v.splat(-max), v.zero());
+    for at in (0..n).step_by(L::N) {
+        let e = exp(v, v.fma(minus_max, v.load_first(x, at, n - at), factor));
+        v.store_first(e, x, at, n - at);
+        sum = v.add(sum, v.load_first(x, at, n - at));
+    }
+    let sum = v.sum(sum);
+    let share = v.splat(1.0 / sum);
+    for at in (0..n).step_by(L::N) {
+        v.store_first(v.mul(v.load_first(x, at, n - at), share), x, at, n - at);
+    }
+    (max, sum)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{
-        Isa,
-        cpu::isa::Simd,
-        reference::{self},
-    };
+    use crate::tensor::{Isa, cpu::isa::Simd, reference};
 
     #[derive(Clone, Copy)]
     struct Erf;

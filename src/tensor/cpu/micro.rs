@@ -16,7 +16,7 @@ pub(crate) const MAX_ROWS: usize = 14;
 const AHEAD: usize = 16;
 
 /// Steps of the innermost loop between which lines of memory are asked for.
-pub(crate) const BETWEEN: usize = 16;
+const BETWEEN: usize = 16;
 
 /// Memory that will be read soon: rows that are asked for a few cache lines at a time while a product is computed, so that they
 /// have come when they are needed. Nothing is read here, so that any address will do.

@@ -51,7 +51,7 @@ impl Threads {
         self.over_with(std::iter::repeat_n((), self.n), items, |(), item| f(item));
     }
 
-    /// The same; each thread that takes part takes one of `own`, of which there are as many as threads, for all its items.
+    /// The same; each thread that takes part takes one of `own` for all its items: no more take part than there are.
     pub(crate) fn over_with<S, T>(
         &self,
         own: impl Iterator<Item = S> + Send,

@@ -90,16 +90,20 @@ impl Job for Largest<'_> {
     fn run(self) {
         let Largest { rows, y } = self;
         if let [y] = y {
-            let mut side_by_side = [f32::NEG_INFINITY; 32];
-            for row in rows.chunks(32) {
-                side_by_side.iter_mut().zip(row).for_each(|(y, &x)| *y = math::max(*y, x));
-            }
-            *y = side_by_side.into_iter().fold(f32::NEG_INFINITY, math::max);
-            return;
+            // A column is read as if it were 32 side by side.
+            let mut columns = [f32::NEG_INFINITY; 32];
+            largest_of_columns(rows, &mut columns);
+            *y = columns.into_iter().fold(f32::NEG_INFINITY, math::max);
+        } else {
+            y.fill(f32::NEG_INFINITY);
+            largest_of_columns(rows, y);
         }
-        y.fill(f32::NEG_INFINITY);
-        for row in rows.chunks(y.len()) {
-            y.iter_mut().zip(row).for_each(|(y, &x)| *y = math::max(*y, x));
-        }
+    }
+}
+
+#[inline(always)]
+fn largest_of_columns(rows: &[f32], y: &mut [f32]) {
+    for row in rows.chunks(y.len()) {
+        y.iter_mut().zip(row).for_each(|(y, &x)| *y = math::max(*y, x));
     }
 }

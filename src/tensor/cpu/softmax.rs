@@ -41,21 +41,8 @@ impl VectorJob for Softmax<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, v: Vectors<L>) -> (f32, f32) {
         let Softmax { x, y } = self;
-        let n = y.len();
-        // A NaN goes unseen here and makes the sum one.
-        let largest = math::largest(v, x);
-        let (max, mut sum) = (v.splat(largest), v.zero());
-        for at in (0..n).step_by(L::N) {
-            let e = math::exp(v, v.sub(v.load_first(x, at, n - at), max));
-            v.store_first(e, y, at, n - at);
-            sum = v.add(sum, v.load_first(y, at, n - at));
-        }
-        let sum = v.sum(sum);
-        let scale = v.splat(1.0 / sum);
-        for at in (0..n).step_by(L::N) {
-            v.store_first(v.mul(v.load_first(y, at, n - at), scale), y, at, n - at);
-        }
-        (largest, sum)
+        y.copy_from_slice(x);
+        math::softmax(v, y, 1.0)
     }
 }
 
