@@ -2,7 +2,7 @@
 # make test   sets up, lints and runs all tests
 # make lint   format, clippy and documentation, all without a warning
 # make bench  times the kernels, and the pipeline of two ranks against one
-# make bench-peers  times training steps of seven models beside PyTorch's, if $TORCH_PYTHON names a Python that has it
+# make bench-peers  times matrix products and training steps of seven models beside PyTorch's, if $TORCH_PYTHON names a Python that has it
 # make docs   builds the documentation of the library
 # make setup  installs what is missing for the above
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
@@ -28,6 +28,7 @@ bench: release
 	@scripts/bench.sh
 
 bench-peers: release
+	@scripts/bench-products.sh
 	@scripts/bench-peers.sh
 
 docs: setup

@@ -81,6 +81,15 @@ fn the_limit_of_the_cores_is_measured() {
 }
 
 #[test]
+fn products_are_timed_by_name() {
+    let found = json(&["bench", "products", "--only", "128x1024x784 tb", "--milliseconds", "5", "--json"]);
+    let all = found["products"].as_array().expect("one product");
+    assert!(all.len() == 1 && all[0]["product"] == "128x1024x784 tb", "{found}");
+    let [median, best, peak] = ["gflops", "best_gflops", "peak_gflops"].map(|f| all[0][f].as_f64().unwrap_or_default());
+    assert!(median > 0.1 && best >= median && peak > 0.1, "{found}");
+}
+
+#[test]
 fn a_case_is_timed_by_name() {
     let found = json(&["bench", "step", "--case", "mlp_b128", "--steps", "2", "--warm", "1", "--json"]);
     let fields: Vec<&str> = found.as_object().map(|o| o.keys().map(String::as_str).collect()).unwrap_or_default();

@@ -1,6 +1,7 @@
 """Times training steps of PyTorch on the cases of `pipewright bench step --case`, and prints what that prints.
 
 usage: pytorch.py CASE THREADS        (needs torch; SECONDS is how long steps are timed, 4 unless said)
+       pytorch.py products THREADS    (reads names of products, as `pipewright bench products` prints them, line by line)
 
 A step is forward, cross-entropy, backward and SGD with momentum, in float32, always on the same random samples. Operations are
 those that torch's own counter finds; it does not look into the fused LSTM.
@@ -120,10 +121,32 @@ def most_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
+def product(name, seconds=0.3):
+    """The median GFLOP/s, and what a tenth of the times reaches, of a product whose operands come from beyond a core's own caches."""
+    sizes, *transposed = name.split()
+    m, n, k = map(int, sizes.split("x"))
+    pairs = []
+    for _ in range((16 << 20) // (4 * (m * k + k * n + m * n)) + 1):
+        a = torch.rand(k, m).t() if "ta" in transposed else torch.rand(m, k)
+        pairs.append((a, torch.rand(n, k).t() if "tb" in transposed else torch.rand(k, n)))
+    times, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        a, b = pairs[len(times) % len(pairs)]
+        start = time.perf_counter()
+        torch.mm(a, b)
+        times.append(time.perf_counter() - start)
+    times.sort()
+    return [2 * m * n * k / times[len(times) // part] / 1e9 for part in (2, 10)]
+
+
 def main():
     case, threads = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(threads)
     torch.manual_seed(0)
+    if case == "products":
+        fields = "gflops", "best_gflops"
+        found = [{"product": name} | dict(zip(fields, product(name))) for name in map(str.strip, sys.stdin)]
+        return print(json.dumps({"threads": threads, "products": found}))
     before = most_memory()
     model, (x, target) = (make() for make in CASES[case])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -1,6 +1,7 @@
 //! `pipewright bench`
 mod cases;
 mod peak;
+mod products;
 
 use super::{print_found, train};
 use crate::{Result, pipeline::profile::Profile, train::Session};
@@ -12,6 +13,8 @@ pub(super) enum Command {
     Step(Box<Step>),
     /// Measures what multiply-adds reach in registers, on several cores at once: the limit, and whether the machine is quiet.
     Peak(peak::Args),
+    /// Times the matrix products of the cases, with operands that come from beyond a core's own caches.
+    Products(products::Args),
 }
 
 #[derive(clap::Args)]
@@ -52,6 +55,7 @@ pub(super) fn run(command: Command) -> Result<()> {
     let step = match command {
         Command::Step(step) => step,
         Command::Peak(args) => return peak::run(&args),
+        Command::Products(args) => return products::run(&args),
     };
     if let Some(name) = &step.case {
         return cases::run(name, &step.train, step.warm);

@@ -4,7 +4,8 @@
 //! The order in which a result's products are summed depends on the shapes only, never on threads.
 use super::{
     Cpu,
-    micro::{Dots, Fetch, KC, Kernels, MAX_ROWS, ROW, Tile},
+    ahead::{Ahead, Fetch},
+    micro::{Dots, KC, Kernels, MAX_ROWS, ROW, Tile},
     pack::{A, B},
     par::{Shared, part},
 };
@@ -12,10 +13,10 @@ use crate::{
     Result,
     tensor::{View, ViewMut, backend::Gemm},
 };
-use std::{cell::Cell, ops::Range};
+use std::ops::Range;
 
 /// The most rows of a packed block of `a` (about half a megabyte, for the second-level cache) and columns and rows of `b`.
-const MC: usize = 252;
+const MC: usize = 280;
 const NC: usize = 1024;
 const KS: usize = 1024;
 /// Up to so many rows a `b` that is contiguous along k is multiplied as dot products instead of being transposed.
@@ -97,27 +98,28 @@ impl Problem<'_> {
         })
     }
 
-    /// Rows of a tile, and of a packed block of `a`: nearly equal tiles, since one of few rows keeps the units waiting.
+    /// Rows of a tile, and of a packed block of `a`: nearly equal tiles and blocks, since one of few rows keeps the units waiting.
     fn rows(&self, kernels: &Kernels) -> [usize; 2] {
         let mr = self.m.div_ceil(self.m.div_ceil(kernels.mr).max(1)).max(1);
-        [mr, MC / mr * mr]
+        let tiles = self.m.div_ceil(mr).max(1);
+        [mr, tiles.div_ceil(tiles.div_ceil(MC / mr)) * mr]
     }
 
-    /// Elements of packed `a` and `b` that one thread needs.
+    /// Elements of packed `a` and `b` that one thread needs at most, for this product or a part of it of any smaller sizes.
     fn scratch(&self, kernels: &Kernels) -> [usize; 2] {
-        let [mr, mc] = self.rows(kernels);
-        let a = self.m.min(mc).div_ceil(mr) * self.a.panel(mr);
+        let a = (self.m + kernels.mr).min(MC) * self.a.panel(1);
+        let packed = |k: usize, n: usize| k.min(self.k) * n.min(self.n.next_multiple_of(kernels.nr));
         let b = match self.way() {
-            Way::Packed => self.k.min(KS) * self.n.min(self.width()).next_multiple_of(kernels.nr),
+            Way::Packed => packed(KS, NC).max(packed(KS / 2, 2 * NC)),
             // The last, incomplete panel.
-            Way::Direct => self.k.min(KS) * kernels.nr,
+            Way::Direct => packed(KS, kernels.nr),
             Way::Panels | Way::Dot => 0,
         };
         [a.next_multiple_of(16), b]
     }
 }
 
-/// Elements of memory that [`alone`] needs for `p`.
+/// Elements of memory that [`alone`] needs for `p`, and for products of its operands' parts.
 pub(crate) fn scratch(cpu: &Cpu, p: &Problem) -> usize {
     p.scratch(Kernels::of(cpu.simd)).iter().sum()
 }
@@ -220,12 +222,11 @@ impl Worker<'_, '_> {
         }
         let [_, mc] = p.rows(self.kernels);
         for (cols, ks) in p.super_blocks(cols) {
-            // Rows of b are read better side by side than panel by panel.
-            let soon = rows.len() <= mc && matches!(p.b, B::Columns { .. }) && !ks.is_empty();
-            if p.way() == Way::Packed && soon {
-                self.rows(rows.clone(), &cols, &ks, Packed::Soon(b));
+            if p.way() == Way::Packed && rows.len() <= mc && !ks.is_empty() {
+                self.rows(rows.clone(), 0..0, &cols, &ks, Packed::Soon(b));
                 continue;
             }
+            // Rows of b are read better side by side than panel by panel.
             if matches!(p.way(), Way::Packed | Way::Direct) {
                 let whole = cols.start + cols.len() / nr * nr;
                 let packed = if p.way() == Way::Packed { cols.clone() } else { whole..cols.end };
@@ -243,12 +244,13 @@ impl Worker<'_, '_> {
     fn blocks(&mut self, rows: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, b: &[f32]) {
         let [_, mc] = self.p.rows(self.kernels);
         for i0 in rows.clone().step_by(mc) {
-            self.rows(i0..rows.end.min(i0 + mc), cols, ks, Packed::Ready(b));
+            let i1 = rows.end.min(i0 + mc);
+            self.rows(i0..i1, i1..rows.end.min(i1 + mc), cols, ks, Packed::Ready(b));
         }
     }
 
-    /// The products of a block of rows with the columns `cols` over the inner range `ks`.
-    fn rows(&mut self, rows: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, mut b: Packed) {
+    /// The products of a block of rows with the columns `cols` over the inner range `ks`; `next` is the block of rows after it.
+    fn rows(&mut self, rows: Range<usize>, next: Range<usize>, cols: &Range<usize>, ks: &Range<usize>, mut b: Packed) {
         let (p, block) = (self.p, self.p.block().max(1));
         let mut starts = [0; MC];
         for (s, i) in starts.iter_mut().zip(rows.clone()) {
@@ -262,10 +264,12 @@ impl Worker<'_, '_> {
                 B::Columns { run, .. } if p.way() == Way::Dot => ks.end.min(q + block).min((q / run + 1) * run),
                 _ => ks.end.min(q + block),
             };
-            if q < end {
-                p.a.pack(self.cpu.simd, rows.clone(), q..end, p.rows(self.kernels)[0], self.a);
-            }
-            let step = Step { starts, cols: cols.clone(), q: q..end, k0: ks.start, last: end == p.k };
+            let (rows, cols) = (rows.clone(), cols.clone());
+            let after = match end < ks.end {
+                true => [rows.clone(), end..ks.end.min(end + block)],
+                false => [next.clone(), ks.start..ks.end.min(ks.start + block)],
+            };
+            let step = Step { rows, starts, cols, q: q..end, after, k0: ks.start, last: end == p.k };
             match p.way() {
                 Way::Dot => self.dots(&step),
                 _ => self.tiles(&step, &mut b),
@@ -284,69 +288,100 @@ impl Worker<'_, '_> {
         }
     }
 
-    fn tiles(&self, step: &Step, packed: &mut Packed) {
-        let (p, nr) = (self.p, self.kernels.nr);
+    fn tiles(&mut self, step: &Step, packed: &mut Packed) {
+        let (p, simd, nr) = (self.p, self.cpu.simd, self.kernels.nr);
         let [mr, _] = p.rows(self.kernels);
         let functions = if p.a.by_rows() { self.kernels.by_rows } else { self.kernels.by_columns };
-        let (panel, k) = (p.a.panel(mr), step.q.len());
-        let width = step.cols.len();
+        let (panel, k, way) = (p.a.panel(mr), step.q.len(), p.way());
+        let (width, tiles) = (step.cols.len(), step.starts.len().div_ceil(mr));
+        let rows = |i: usize| step.rows.start + i * mr..step.rows.end.min(step.rows.start + (i + 1) * mr);
+        // Panels of a are packed one by one while the first columns are computed, or all before.
+        let carries = tiles > 1 && p.a.can_carry(k, nr);
+        if k > 0 {
+            p.a.pack(simd, if carries { rows(0) } else { step.rows.clone() }, step.q.clone(), mr, self.a);
+        }
+        let mut b_ready = false;
+        let mut ahead = Ahead::NOTHING;
         for j in (0..width).step_by(nr) {
-            let cols = nr.min(width - j);
-            let mut fetch = Fetch::NOTHING;
-            if let Packed::Soon(b) = packed {
-                let from = step.cols.start + j;
-                p.b.pack(self.cpu.simd, step.q.clone(), from..from + cols, nr, &mut b[..k * nr]);
-                let next = from + nr..step.cols.end.min(from + 2 * nr);
-                if !next.is_empty() {
-                    fetch = p.b.fetch(step.q.clone(), next, k * step.starts.len().div_ceil(mr));
-                }
-            }
-            let (b, ldb) = match (&p.b, p.way()) {
+            let (at, cols) = (step.cols.start + j, nr.min(width - j));
+            let next = step.cols.end.min(at + nr)..step.cols.end.min(at + 2 * nr);
+            // Where the next panel of b is packed while the last tile of this one is computed.
+            let mut there = None;
+            let (b, ldb) = match (&p.b, way) {
                 (B::Rows { data, ld }, Way::Direct) if cols == nr => {
                     // All nr columns of the k rows are inside.
-                    (data[step.q.start * ld + step.cols.start + j..][..(k - 1) * ld + nr].as_ptr(), *ld)
+                    (data[step.q.start * ld + at..][..(k - 1) * ld + nr].as_ptr(), *ld)
                 }
                 // A panel holds all k rows of its nr columns.
-                (B::Panels { data }, _) => {
-                    let panel = (step.cols.start + j) * p.k;
-                    (data[panel + step.q.start * nr..][..k * nr].as_ptr(), nr)
-                }
+                (B::Panels { data }, _) => (data[at * p.k + step.q.start * nr..][..k * nr].as_ptr(), nr),
                 _ => match packed {
-                    Packed::Soon(b) => (b[..k * nr].as_ptr(), nr),
+                    Packed::Soon(b) => {
+                        let (even, odd) = b.split_at_mut(k * nr);
+                        let [here, other] = if (j / nr).is_multiple_of(2) { [even, odd] } else { [odd, even] };
+                        if !b_ready {
+                            p.b.pack(simd, step.q.clone(), at..at + cols, nr, &mut here[..k * nr]);
+                        }
+                        b_ready = next.len() == nr && p.b.can_carry();
+                        there = b_ready.then_some(other);
+                        ahead.b = match next.is_empty() {
+                            true => Fetch::NOTHING,
+                            false => p.b.fetch(step.q.clone(), next.clone(), k * (tiles - 1).max(1)),
+                        };
+                        (here[..k * nr].as_ptr(), nr)
+                    }
                     Packed::Ready(b) => {
                         // All panels, or the last one only.
-                        let all = p.way() == Way::Packed;
-                        let (columns, at) = if all { (width.next_multiple_of(nr), j) } else { (nr, 0) };
-                        (b[(step.q.start - step.k0) * columns + at * k..][..k * nr].as_ptr(), nr)
+                        let (columns, at) = if way == Way::Packed { (width.next_multiple_of(nr), j) } else { (nr, 0) };
+                        let (here, rest) = b[(step.q.start - step.k0) * columns + at * k..].split_at(k * nr);
+                        if let Some(next) = rest.get(..k * nr).filter(|_| !next.is_empty()) {
+                            ahead.b = Fetch::new(next, 1, next.len(), next.len(), k * tiles);
+                        }
+                        (here.as_ptr(), nr)
                     }
                 },
             };
+            if j == nr && k > 0 && !step.after[0].is_empty() {
+                let [rows, ks] = step.after.clone();
+                let rows = if carries { rows.start..rows.end.min(rows.start + mr) } else { rows };
+                ahead.a = p.a.fetch(rows, ks, k * tiles * (width - j).div_ceil(nr));
+            }
+            let mut tile = Tile {
+                k,
+                a: std::ptr::null(),
+                step: if p.a.by_rows() { 1 } else { mr },
+                b,
+                ldb,
+                c: self.c.start().wrapping_add(j),
+                rows: std::ptr::null(),
+                cols,
+                add: self.add || step.q.start > 0,
+                bias: self.bias(step, at),
+            };
             for (i, starts) in step.starts.chunks(mr).enumerate() {
-                let tile = Tile {
-                    k,
-                    a: self.a[i * panel..][..panel].as_ptr(),
-                    step: if p.a.by_rows() { 1 } else { mr },
-                    b,
-                    ldb,
-                    c: self.c.start().wrapping_add(j),
-                    rows: starts.as_ptr(),
-                    cols,
-                    add: self.add || step.q.start > 0,
-                    bias: self.bias(step, step.cols.start + j),
-                    fetch: Cell::new(fetch),
-                };
+                let (a, a_next) = self.a.split_at_mut((i + 1) * panel);
+                if i + 1 == tiles {
+                    if let Some(there) = there.take() {
+                        ahead.carry = p.b.carry(step.q.clone(), next.clone(), there);
+                    }
+                } else if carries && j == 0 {
+                    ahead.carry = p.a.carry(rows(i + 1), step.q.clone(), nr, a_next);
+                    if i + 2 < tiles {
+                        ahead.a = p.a.fetch(rows(i + 2), step.q.clone(), k);
+                    }
+                }
+                (tile.a, tile.rows) = (a[i * panel..].as_ptr(), starts.as_ptr());
                 // SAFETY: a is a packed panel of starts.len() ≤ mr rows; b was checked to hold k rows of nr columns; each start
                 // plus the columns was checked to lie in c, where this thread alone writes these rows and columns; bias has n
-                // elements. `kernels` comes from `Kernels::of`.
-                unsafe { functions[starts.len() - 1](&tile) };
-                fetch = tile.fetch.get();
+                // elements. What is packed ahead lies in other panels. `kernels` comes from `Kernels::of`.
+                unsafe { functions[starts.len() - 1](&tile, &mut ahead) };
             }
         }
     }
 
-    fn dots(&self, step: &Step) {
+    fn dots(&mut self, step: &Step) {
         let (p, k) = (self.p, step.q.len());
         let B::Columns { data, ld, run, bases } = &p.b else { return };
+        p.a.pack(self.cpu.simd, step.rows.clone(), step.q.clone(), p.rows(self.kernels)[0], self.a);
         let per = self.kernels.dots.len();
         // So few rows of b at a time that they stay in the first-level cache for all rows of a.
         for j in (0..step.cols.len()).step_by(16) {
@@ -376,17 +411,20 @@ impl Worker<'_, '_> {
 /// Memory of packed blocks of b.
 enum Packed<'a> {
     Ready(&'a [f32]),
-    /// Each panel is packed just before its only use, in the same place, while what the next one is made of is asked for.
+    /// Room for two panels, each of which is packed just before its only use.
     Soon(&'a mut [f32]),
 }
 
 /// One block of the inner dimension.
 struct Step<'a> {
+    rows: Range<usize>,
     /// Where the first of `cols` of each row lies in c.
     starts: &'a [usize],
     cols: Range<usize>,
     /// The block, and where packed `b` begins.
     q: Range<usize>,
+    /// The rows and columns of `a` that will be needed next, no rows if there are no more.
+    after: [Range<usize>; 2],
     k0: usize,
     /// Whether it is the last one.
     last: bool,

@@ -3,8 +3,11 @@
 //! This module's unsafe code rests on one invariant: whoever calls through [`Kernels`] has set every pointer of [`Tile`] or
 //! [`Dots`] to memory as long as its documentation says, and has taken the `Kernels` from [`Kernels::of`], which needs a
 //! [`Simd`], the proof that this machine has the instructions.
-use super::{isa::Simd, lanes::Lanes};
-use std::cell::Cell;
+use super::{
+    ahead::{Ahead, BETWEEN},
+    isa::Simd,
+    lanes::Lanes,
+};
 
 /// The most elements of the inner dimension that a packed block of `a` holds.
 pub(crate) const KC: usize = 512;
@@ -14,53 +17,6 @@ pub(crate) const ROW: usize = KC + 16;
 pub(crate) const MAX_ROWS: usize = 14;
 /// Rows of `b` that are asked for before they are needed, so that they come from the second-level cache in time.
 const AHEAD: usize = 16;
-
-/// Steps of the innermost loop between which lines of memory are asked for.
-const BETWEEN: usize = 16;
-
-/// Memory that will be read soon: rows that are asked for a few cache lines at a time while a product is computed, so that they
-/// have come when they are needed. Nothing is read here, so that any address will do.
-#[derive(Clone, Copy)]
-pub(crate) struct Fetch {
-    /// The next line.
-    at: *const f32,
-    /// Lines of a row, and those of this one that are left.
-    lines: usize,
-    left: usize,
-    /// Elements from the end of a row's lines to the next row.
-    skip: usize,
-    /// Lines that are asked for every [`BETWEEN`] steps.
-    rate: usize,
-}
-
-impl Fetch {
-    pub(crate) const NOTHING: Fetch = Fetch { at: std::ptr::null(), lines: 0, left: 0, skip: 0, rate: 0 };
-    const LINE: usize = 64 / size_of::<f32>();
-
-    /// `rows` rows of `len` elements, `ld` apart, which begin `data`, over `steps` steps.
-    pub(crate) fn new(data: &[f32], rows: usize, len: usize, ld: usize, steps: usize) -> Fetch {
-        // Rows need not begin with a line.
-        let lines = len.div_ceil(Fetch::LINE) + usize::from(!ld.is_multiple_of(Fetch::LINE));
-        let rate = (rows * lines * BETWEEN).div_ceil(steps.max(1));
-        Fetch { at: data.as_ptr(), lines, left: lines, skip: ld.wrapping_sub(lines * Fetch::LINE), rate }
-    }
-
-    /// # Safety
-    /// The machine has the instructions of `L`.
-    #[inline(always)]
-    unsafe fn ask<L: Lanes>(&mut self) {
-        for _ in 0..self.rate {
-            // SAFETY: the caller's promise.
-            unsafe { L::prefetch(self.at) };
-            self.at = self.at.wrapping_add(Fetch::LINE);
-            self.left -= 1;
-            if self.left == 0 {
-                self.at = self.at.wrapping_add(self.skip);
-                self.left = self.lines;
-            }
-        }
-    }
-}
 
 /// A product of `a` (R rows, R given by the choice of function) and `b`, k×(up to nr).
 pub(crate) struct Tile {
@@ -82,8 +38,6 @@ pub(crate) struct Tile {
     pub add: bool,
     /// One summand per column, or null.
     pub bias: *const f32,
-    /// What to ask for meanwhile.
-    pub fetch: Cell<Fetch>,
 }
 
 /// Products of R rows of `a` with `cols` rows of `b`, both contiguous along k.
@@ -102,7 +56,8 @@ pub(crate) struct Dots {
     pub bias: *const f32,
 }
 
-type TileFn = unsafe fn(&Tile);
+/// What is done ahead is not among what the tile reads or writes.
+type TileFn = unsafe fn(&Tile, &mut Ahead);
 type DotFn = unsafe fn(&Dots);
 
 /// The functions of one set of instructions.
@@ -167,10 +122,10 @@ impl Kernels {
             cols,
             add: p.add,
             bias: std::ptr::null(),
-            fetch: Cell::new(Fetch::NOTHING),
         };
+        let mut nothing = Ahead::NOTHING;
         // SAFETY: the slices were cut to what the tile reads and writes; `self` comes from `Kernels::of`.
-        unsafe { functions[rows - 1](&tile) };
+        unsafe { functions[rows - 1](&tile, &mut nothing) };
     }
 
     pub(crate) fn of(simd: Simd) -> &'static Kernels {
@@ -197,28 +152,28 @@ static PORTABLE: Kernels = Kernels {
 /// # Safety
 /// The pointers are as [`Tile`] says; the machine has the instructions of `L`.
 #[inline(always)]
-unsafe fn tile<L: Lanes, const R: usize, const RS: usize>(t: &Tile) {
+unsafe fn tile<L: Lanes, const R: usize, const RS: usize>(t: &Tile, ahead: &mut Ahead) {
     // SAFETY: every place lies inside what `Tile` promises: a within R rows and k columns, b within k rows of nr columns, c and
     // bias within `cols` columns.
     unsafe {
         let mut sums = [[L::splat(0.0); 2]; R];
-        for r in 0..R {
-            let c = t.c.add(*t.rows.add(r));
-            L::prefetch(c);
-            L::prefetch(c.wrapping_add(L::N));
-        }
-        let mut fetch = t.fetch.get();
-        if fetch.rate == 0 {
-            steps::<L, R, RS>(t, &mut sums, t.a, t.b, t.k);
-        } else {
-            let (mut a, mut b, mut left) = (t.a, t.b, t.k);
-            while left > 0 {
-                fetch.ask::<L>();
-                let now = left.min(BETWEEN);
-                steps::<L, R, RS>(t, &mut sums, a, b, now);
-                (a, b, left) = (a.wrapping_add(now * t.step), b.wrapping_add(now * t.ldb), left - now);
+        // The result's lines are asked for little by little in the first half: all at once would keep a and b from coming.
+        let each = (2 * R * BETWEEN).div_ceil(t.k.max(1));
+        let mut asked = 0;
+        let (mut a, mut b, mut left) = (t.a, t.b, t.k);
+        while left > 0 {
+            for r in asked..R.min(asked + each) {
+                let c = t.c.add(*t.rows.add(r));
+                L::prefetch(c);
+                L::prefetch(c.wrapping_add(L::N));
             }
-            t.fetch.set(fetch);
+            asked = R.min(asked + each);
+            if !ahead.is_nothing() {
+                ahead.some::<L>();
+            }
+            let now = left.min(BETWEEN);
+            steps::<L, R, RS>(t, &mut sums, a, b, now);
+            (a, b, left) = (a.wrapping_add(now * t.step), b.wrapping_add(now * t.ldb), left - now);
         }
         if t.cols == 2 * L::N && t.bias.is_null() {
             for (r, &[s0, s1]) in sums.iter().enumerate() {
@@ -413,9 +368,9 @@ mod x86 {
     };
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    unsafe fn tile512<const R: usize, const RS: usize>(t: &Tile) {
+    unsafe fn tile512<const R: usize, const RS: usize>(t: &Tile, ahead: &mut Ahead) {
         // SAFETY: the caller's promise.
-        unsafe { tile::<__m512, R, RS>(t) }
+        unsafe { tile::<__m512, R, RS>(t, ahead) }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -425,9 +380,9 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn tile256<const R: usize, const RS: usize>(t: &Tile) {
+    unsafe fn tile256<const R: usize, const RS: usize>(t: &Tile, ahead: &mut Ahead) {
         // SAFETY: the caller's promise.
-        unsafe { tile::<__m256, R, RS>(t) }
+        unsafe { tile::<__m256, R, RS>(t, ahead) }
     }
 
     #[target_feature(enable = "avx2,fma")]

@@ -2,6 +2,7 @@
 //!
 //! Every kernel cuts its *outputs* over the threads, or a reduction into blocks that depend on the shapes only: the same bits
 //! for any number of threads.
+mod ahead;
 mod attention;
 mod columns;
 mod conv2d;

@@ -4,9 +4,10 @@
 //! mr rows, packed by rows (row r at r·ROW) where the operand is contiguous along k, else by columns (column p at p·mr). A block
 //! of `b` is a sequence of panels of nr columns, row p at p·nr, filled up with zeros.
 use super::{
+    ahead::{Carry, Fetch, Rows},
     isa::{Job, Simd, VectorJob},
     lanes::{Lanes, Vectors},
-    micro::{Fetch, KC, ROW},
+    micro::{KC, ROW},
     patches::Patches,
 };
 use std::ops::Range;
@@ -68,6 +69,32 @@ impl A<'_> {
             }
         }
     }
+
+    /// Whether panels of so many columns can be packed while others are used, by no more than copying; two vectors hold `nr`
+    /// elements. Columns are better read side by side, and so together.
+    pub(crate) fn can_carry(&self, k: usize, nr: usize) -> bool {
+        matches!(self, A::Rows { .. }) && k.is_multiple_of(nr / 2)
+    }
+
+    /// Packs one panel, of the rows `rows`, over as many steps as there are `ks`, if [`can_carry`](A::can_carry) says so.
+    pub(crate) fn carry(&self, rows: Range<usize>, ks: Range<usize>, nr: usize, out: &mut [f32]) -> Carry {
+        let A::Rows { data, ld } = self else { return Carry::NOTHING };
+        let len = if ks.len().is_multiple_of(nr) { nr } else { nr / 2 };
+        let all = Rows { rows: rows.len(), pieces: ks.len() / len, len, from: *ld, to: ROW };
+        Carry::new(&data[rows.start * ld + ks.start..], out, &all, ks.len())
+    }
+
+    /// The memory that packing these rows and columns will read, to be asked for over so many `steps`; nothing, where that is
+    /// scattered.
+    pub(crate) fn fetch(&self, rows: Range<usize>, ks: Range<usize>, steps: usize) -> Fetch {
+        match self {
+            A::Rows { data, ld } => Fetch::new(&data[rows.start * ld + ks.start..], rows.len(), ks.len(), *ld, steps),
+            A::Columns { data, ld } => {
+                Fetch::new(&data[ks.start * ld + rows.start..], ks.len(), rows.len(), *ld, steps)
+            }
+            A::Pixels(_) | A::Taps(_) => Fetch::NOTHING,
+        }
+    }
 }
 
 impl B<'_> {
@@ -100,10 +127,23 @@ impl B<'_> {
         }
     }
 
+    /// Whether panels can be packed while others are used, by no more than copying.
+    pub(crate) fn can_carry(&self) -> bool {
+        matches!(self, B::Rows { .. })
+    }
+
+    /// Packs one panel, of all its columns `cols`, over as many steps as there are `ks`, if [`can_carry`](B::can_carry) says so.
+    pub(crate) fn carry(&self, ks: Range<usize>, cols: Range<usize>, out: &mut [f32]) -> Carry {
+        let B::Rows { data, ld } = self else { return Carry::NOTHING };
+        let all = Rows { rows: ks.len(), pieces: 1, len: cols.len(), from: *ld, to: cols.len() };
+        Carry::new(&data[ks.start * ld + cols.start..], out, &all, ks.len())
+    }
+
     /// The memory that packing the rows `ks` and the columns `cols`, of one panel, will read, to be asked for over so many
     /// `steps`; nothing, where that is scattered.
     pub(crate) fn fetch(&self, ks: Range<usize>, cols: Range<usize>, steps: usize) -> Fetch {
         match self {
+            B::Rows { data, ld } => Fetch::new(&data[ks.start * ld + cols.start..], ks.len(), cols.len(), *ld, steps),
             B::Columns { data, ld, run, bases } if ks.start / run == (ks.end - 1) / run => {
                 let from = bases[ks.start / run] + cols.start * ld + ks.start % run;
                 Fetch::new(&data[from..], cols.len(), ks.len(), *ld, steps)
