@@ -333,9 +333,10 @@ impl Worker<'_, '_> {
                         // All panels, or the last one only.
                         let (columns, at) = if way == Way::Packed { (width.next_multiple_of(nr), j) } else { (nr, 0) };
                         let (here, rest) = b[(step.q.start - step.k0) * columns + at * k..].split_at(k * nr);
-                        if let Some(next) = rest.get(..k * nr).filter(|_| !next.is_empty()) {
-                            ahead.b = Fetch::new(next, 1, next.len(), next.len(), k * tiles);
-                        }
+                        ahead.b = match rest.get(..k * nr) {
+                            Some(next) => Fetch::new(next, 1, next.len(), next.len(), k * tiles),
+                            None => Fetch::NOTHING,
+                        };
                         (here.as_ptr(), nr)
                     }
                 },

@@ -96,9 +96,19 @@ pub(crate) enum Layout {
     Columns(usize),
 }
 
+/// Where the rows of a tile lie that are equally far apart.
+pub(crate) struct Pitch([usize; MAX_ROWS]);
+
+impl Pitch {
+    /// Rows `ld` elements apart.
+    pub(crate) fn new(ld: usize) -> Pitch {
+        Pitch(std::array::from_fn(|r| r * ld))
+    }
+}
+
 impl Kernels {
-    /// Multiplies; row r of the result lies at r·ldc of `c`.
-    pub(crate) fn product(&self, p: &Product, c: &mut [f32], ldc: usize) {
+    /// Multiplies; `pitch` says where the rows of the result lie in `c`.
+    pub(crate) fn product(&self, p: &Product, c: &mut [f32], Pitch(starts): &Pitch) {
         let Product { rows, cols, k, ldb, .. } = *p;
         if rows == 0 || cols == 0 || k == 0 {
             return;
@@ -109,8 +119,7 @@ impl Kernels {
         };
         assert!(cols <= self.nr && (k <= KC || p.layout != Layout::Rows), "a product of {cols} columns, {k} long");
         let (a, b) = (&p.a[..needed], &p.b[..(k - 1) * ldb + self.nr]);
-        let c = &mut c[..(rows - 1) * ldc + cols];
-        let starts: [usize; MAX_ROWS] = std::array::from_fn(|r| r * ldc);
+        let c = &mut c[..starts[rows - 1] + cols];
         let tile = Tile {
             k,
             a: a.as_ptr(),

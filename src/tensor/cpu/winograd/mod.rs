@@ -10,7 +10,7 @@ mod transform;
 use super::{
     Cpu,
     isa::Simd,
-    micro::{KC, Kernels, Layout, Product, ROW},
+    micro::{KC, Kernels, Layout, Pitch, Product, ROW},
     pack::Transpose,
     par::part,
 };
@@ -231,7 +231,7 @@ fn multiply(
     m: &mut [f32],
     [ldc, cols]: [usize; 2],
 ) {
-    let (mr, nr) = (kernels.mr, kernels.nr);
+    let (mr, nr, apart) = (kernels.mr, kernels.nr, Pitch::new(ldc));
     for channel in (0..planes.channels).step_by(KC) {
         let k = (planes.channels - channel).min(KC);
         for tile in (0..planes.tiles).step_by(mr) {
@@ -245,7 +245,7 @@ fn multiply(
                 k,
                 add: channel > 0,
             };
-            kernels.product(&product, &mut m[tile * ldc..], ldc);
+            kernels.product(&product, &mut m[tile * ldc..], &apart);
         }
     }
 }
@@ -335,7 +335,7 @@ fn accumulate(
     [pitch, n]: [usize; 2],
     add: bool,
 ) {
-    let (mr, nr) = (kernels.mr, kernels.nr);
+    let (mr, nr, apart) = (kernels.mr, kernels.nr, Pitch::new(pitch));
     for j in (0..n).step_by(nr) {
         for block in (0..planes.channels).step_by(KC) {
             let width = (planes.channels - block).min(KC);
@@ -350,7 +350,7 @@ fn accumulate(
                     k: planes.tiles,
                     add,
                 };
-                kernels.product(&product, &mut m[(block + i) * pitch + j..], pitch);
+                kernels.product(&product, &mut m[(block + i) * pitch + j..], &apart);
             }
         }
     }

@@ -1,5 +1,5 @@
 //! The transforms between pixels or weights and points, on the channels of a vector at a time.
-use super::{Grid, Images, Planes, apart};
+use super::{Grid, Images, KC, POINTS, Planes, apart};
 use crate::tensor::cpu::{
     isa::VectorJob,
     lanes::{Lanes, Vectors},
@@ -13,9 +13,22 @@ fn both<L: Lanes, const N: usize, const M: usize>(
     f: impl Fn(Vectors<L>, [L; N]) -> [L; M],
     d: [[L; N]; N],
 ) -> [[L; M]; M] {
-    let rows: [[L; M]; N] = from_fn(|i| f(v, d[i]));
-    let columns: [[L; M]; M] = from_fn(|j| f(v, from_fn(|i| rows[i][j])));
-    from_fn(|i| from_fn(|j| columns[j][i]))
+    // Loops, not closures: what the compiler does not inline would lose the instructions of `L`.
+    let mut rows = [[v.zero(); M]; N];
+    for (row, d) in rows.iter_mut().zip(d) {
+        *row = f(v, d);
+    }
+    let mut points = [[v.zero(); M]; M];
+    for j in 0..M {
+        let mut column = [v.zero(); N];
+        for (value, row) in column.iter_mut().zip(&rows) {
+            *value = row[j];
+        }
+        for (row, value) in points.iter_mut().zip(f(v, column)) {
+            row[j] = value;
+        }
+    }
+    points
 }
 
 /// Pixels of an input.
@@ -104,12 +117,16 @@ impl Inputs<'_> {
         let [height, width] = self.x.hw;
         // Padding is at most two.
         let (h, w) = (h.wrapping_sub(self.grid.padding[0]), (2 * column).wrapping_sub(self.grid.padding[1]));
-        from_fn(|i| {
-            from_fn(|j| {
+        let mut pixels = [[NOWHERE; 4]; 4];
+        for (i, row) in pixels.iter_mut().enumerate() {
+            for (j, pixel) in row.iter_mut().enumerate() {
                 let (h, w) = (h.wrapping_add(i), w.wrapping_add(j));
-                if h < height && w < width { ((n * height + h) * width + w) * self.x.channels } else { NOWHERE }
-            })
-        })
+                if h < height && w < width {
+                    *pixel = ((n * height + h) * width + w) * self.x.channels;
+                }
+            }
+        }
+        pixels
     }
 }
 
@@ -117,22 +134,32 @@ impl VectorJob for Inputs<'_> {
     type Out = ();
     #[inline(always)]
     fn run<L: Lanes>(self, l: Vectors<L>) {
+        let channels = self.x.channels;
+        let blocks = (0..channels).step_by(KC);
+        let places: Vec<[usize; POINTS]> = blocks.map(|block| from_fn(|p| self.planes.at(p, block))).collect();
         let mut tile = 0;
         for row in self.rows.clone() {
             for column in 0..self.grid.tiles[1] {
                 let pixels = self.pixels(row, column);
-                for c in (0..self.x.channels).step_by(L::N) {
-                    let len = self.x.channels - c;
-                    let d = from_fn(|i| {
-                        from_fn(|j| match pixels[i][j] {
-                            NOWHERE => l.zero(),
-                            at => l.load_first(self.x.data, at + c, len),
+                let inside = pixels.iter().flatten().all(|&p| p != NOWHERE);
+                for c in (0..channels).step_by(L::N) {
+                    let len = channels - c;
+                    let (places, at) = (&places[c / KC], tile * super::ROW + c % KC);
+                    let x = &self.x.data[c..];
+                    let d = if inside && len >= L::N {
+                        let rows: [&[f32]; 4] = from_fn(|i| &x[pixels[i][0]..][..3 * channels + L::N]);
+                        from_fn(|i| from_fn(|j| l.load(rows[i], j * channels)))
+                    } else {
+                        from_fn(|i| {
+                            from_fn(|j| match pixels[i][j] {
+                                NOWHERE => l.zero(),
+                                at => l.load_first(x, at, len),
+                            })
                         })
-                    });
+                    };
                     for (i, points) in both(l, input, d).into_iter().enumerate() {
                         for (j, v) in points.into_iter().enumerate() {
-                            let at = self.planes.at(4 * i + j, c) + tile * super::ROW;
-                            l.store(v, self.v, at);
+                            l.store(v, self.v, places[4 * i + j] + at);
                         }
                     }
                 }
