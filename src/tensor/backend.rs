@@ -117,7 +117,7 @@ pub enum Unary {
     Abs,
     /// max(x, 0); a NaN stays NaN
     Relu,
-    /// x·Φ(x), with the exact error function
+    /// x·Φ(x), Φ the distribution function of the standard normal distribution; −∞, and the gradient at ±∞, is a NaN
     Gelu,
     /// tanh x
     Tanh,
