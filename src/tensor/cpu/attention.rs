@@ -179,7 +179,7 @@ impl VectorJob for Softmax<'_> {
         let (x, others) = x.split_at_mut(seen);
         others.fill(0.0);
         let (max, sum) = math::softmax(v, x, scale);
-        max + sum.ln()
+        (f64::from(max) + sum.ln()) as f32
     }
 }
 

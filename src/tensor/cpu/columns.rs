@@ -1,10 +1,11 @@
 //! Sums down the columns of matrices: bias gradients, statistics over a batch.
 use super::{Cpu, elementwise::GRAIN, isa::Job};
+use std::ops::Range;
 
 /// Columns whose sums run side by side.
 const WIDTH: usize = 64;
 /// Rows that are summed in f32 before their sums are added in f64.
-const ROWS: usize = 256;
+const ROWS: usize = 64;
 
 /// A contiguous piece of the columns of a matrix.
 #[derive(Clone, Copy)]
@@ -27,18 +28,18 @@ pub(crate) trait Terms<const Q: usize>: Sync {
     fn add<const W: usize>(&self, r: usize, piece: Piece, out: &mut [[f32; W]; Q]);
 }
 
-/// Writes Q sums down each of `columns` columns of `rows` rows; `store` gets a column and its sums.
-pub(crate) fn sums<const Q: usize>(
+/// Takes Q sums down each of some columns of `rows` rows and writes R numbers of each column; `store` gets a column and its sums.
+pub(crate) fn sums<const Q: usize, const R: usize>(
     cpu: &Cpu,
     rows: usize,
     terms: &impl Terms<Q>,
-    out: [&mut [f32]; Q],
-    store: impl Fn(usize, [f64; Q]) -> [f32; Q] + Sync,
+    out: [&mut [f32]; R],
+    store: impl Fn(usize, [f64; Q]) -> [f32; R] + Sync,
 ) {
     let columns = out.first().map_or(0, |o| o.len());
     let parts = cpu.threads.parts(rows * columns, GRAIN);
     let width = columns.div_ceil(parts).next_multiple_of(16).clamp(1, WIDTH);
-    let mut pieces: Vec<(usize, [&mut [f32]; Q])> = Vec::new();
+    let mut pieces: Vec<(usize, [&mut [f32]; R])> = Vec::new();
     let mut left = out;
     for first in (0..columns).step_by(width) {
         let now = left.each_mut().map(|o| {
@@ -53,36 +54,48 @@ pub(crate) fn sums<const Q: usize>(
     cpu.threads.over(pieces.chunks_mut(each), |pieces| {
         for (first, out) in pieces {
             let piece = Piece { first: *first, len: out[0].len() };
-            let mut total = [[0.0f64; WIDTH]; Q];
-            for r0 in (0..rows).step_by(ROWS) {
-                let sums = cpu.simd.run(Block { terms, from: r0, to: rows.min(r0 + ROWS), piece });
-                for (t, s) in total.iter_mut().zip(&sums) {
-                    t.iter_mut().zip(s).for_each(|(t, &s)| *t += f64::from(s));
-                }
-            }
+            let total = cpu.simd.run(Down { terms, rows, piece });
             for j in 0..piece.len {
-                let sums = store(piece.first + j, total.each_ref().map(|t| t[j]));
-                out.iter_mut().zip(sums).for_each(|(o, s)| o[j] = s);
+                let found = store(piece.first + j, total.each_ref().map(|t| t[j]));
+                out.iter_mut().zip(found).for_each(|(o, f)| o[j] = f);
             }
         }
     });
 }
 
-/// The sums over the rows from..to.
-struct Block<'a, T, const Q: usize> {
+/// The sums down a piece of columns.
+struct Down<'a, T, const Q: usize> {
     terms: &'a T,
-    from: usize,
-    to: usize,
+    rows: usize,
     piece: Piece,
 }
 
-impl<T: Terms<Q>, const Q: usize> Job for Block<'_, T, Q> {
-    type Out = [[f32; WIDTH]; Q];
+impl<T: Terms<Q>, const Q: usize> Job for Down<'_, T, Q> {
+    type Out = [[f64; WIDTH]; Q];
     #[inline(always)]
     fn run(self) -> Self::Out {
+        let mut total = [[0.0; WIDTH]; Q];
+        for from in (0..self.rows).step_by(ROWS) {
+            let rows = from..self.rows.min(from + ROWS);
+            // A length that is known when this is compiled keeps the sums in registers.
+            let sums = match self.piece {
+                Piece { first, len: WIDTH } => self.block(rows, Piece { first, len: WIDTH }),
+                piece => self.block(rows, piece),
+            };
+            for (t, s) in total.iter_mut().zip(&sums) {
+                t.iter_mut().zip(s).for_each(|(t, &s)| *t += f64::from(s));
+            }
+        }
+        total
+    }
+}
+
+impl<T: Terms<Q>, const Q: usize> Down<'_, T, Q> {
+    #[inline(always)]
+    fn block(&self, rows: Range<usize>, piece: Piece) -> [[f32; WIDTH]; Q] {
         let mut sums = [[0.0; WIDTH]; Q];
-        for r in self.from..self.to {
-            self.terms.add(r, self.piece, &mut sums);
+        for r in rows {
+            self.terms.add(r, piece, &mut sums);
         }
         sums
     }

@@ -170,29 +170,56 @@ pub(crate) fn relu(x: f32) -> f32 {
     if x > 0.0 || x.is_nan() { x } else { 0.0 }
 }
 
+/// Elements that are added up in f32 before their sum is added in f64: rounding does not grow with the length of a row.
+const BLOCK: usize = 1024;
+
 /// Σ x
 #[inline(always)]
-pub(crate) fn sum<L: Lanes>(v: Vectors<L>, x: &[f32]) -> f32 {
-    let (mut a, mut b) = (v.zero(), v.zero());
-    let n = x.len();
-    for at in (0..n).step_by(2 * L::N) {
-        a = v.add(a, v.load_first(x, at, n - at));
-        if at + L::N < n {
-            b = v.add(b, v.load_first(x, at + L::N, n - at - L::N));
+pub(crate) fn sum<L: Lanes>(v: Vectors<L>, x: &[f32]) -> f64 {
+    let mut total = 0.0;
+    for x in x.chunks(BLOCK) {
+        let (mut a, mut b, n) = (v.zero(), v.zero(), x.len());
+        for at in (0..n).step_by(2 * L::N) {
+            a = v.add(a, v.load_first(x, at, n - at));
+            if at + L::N < n {
+                b = v.add(b, v.load_first(x, at + L::N, n - at - L::N));
+            }
         }
+        total += f64::from(v.sum(v.add(a, b)));
     }
-    v.sum(v.add(a, b))
+    total
+}
+
+/// Σ (x − centre) and Σ (x − centre)²
+#[inline(always)]
+pub(crate) fn moments<L: Lanes>(v: Vectors<L>, x: &[f32], centre: f32) -> [f64; 2] {
+    let mut total = [0.0; 2];
+    for x in x.chunks(BLOCK) {
+        let (mut sum, mut squares, n) = (v.zero(), v.zero(), x.len());
+        for at in (0..n).step_by(L::N) {
+            // Zeros minus zeros beyond the end.
+            let centre = if n - at >= L::N { v.splat(centre) } else { v.load_first(&[centre; 16], 0, n - at) };
+            let x = v.sub(v.load_first(x, at, n - at), centre);
+            (sum, squares) = (v.add(sum, x), v.fma(squares, x, x));
+        }
+        total[0] += f64::from(v.sum(sum));
+        total[1] += f64::from(v.sum(squares));
+    }
+    total
 }
 
 /// Σ x·y of two rows of equal length.
 #[inline(always)]
 pub(crate) fn dot<L: Lanes>(v: Vectors<L>, x: &[f32], y: &[f32]) -> f32 {
-    let mut sum = v.zero();
-    let n = x.len();
-    for at in (0..n).step_by(L::N) {
-        sum = v.fma(sum, v.load_first(x, at, n - at), v.load_first(y, at, n - at));
+    let mut total = 0.0;
+    for (x, y) in x.chunks(BLOCK).zip(y.chunks(BLOCK)) {
+        let (mut sum, n) = (v.zero(), x.len());
+        for at in (0..n).step_by(L::N) {
+            sum = v.fma(sum, v.load_first(x, at, n - at), v.load_first(y, at, n - at));
+        }
+        total += f64::from(v.sum(sum));
     }
-    v.sum(sum)
+    total as f32
 }
 
 /// The largest number of a row; −∞ if there is none.
@@ -210,20 +237,23 @@ pub(crate) fn largest<L: Lanes>(v: Vectors<L>, x: &[f32]) -> f32 {
 /// Replaces x by the softmax of its multiples by `scale` > 0; gives the largest of those that is a number, and the sum of their
 /// exponentials relative to it, which is a NaN if one of them is.
 #[inline(always)]
-pub(crate) fn softmax<L: Lanes>(v: Vectors<L>, x: &mut [f32], scale: f32) -> (f32, f32) {
-    let (n, max) = (x.len(), scale * largest(v, x));
-    let (factor, minus_max, mut sum) = (v.splat(scale), v.splat(-max), v.zero());
-    for at in (0..n).step_by(L::N) {
-        let e = exp(v, v.fma(minus_max, v.load_first(x, at, n - at), factor));
-        v.store_first(e, x, at, n - at);
-        sum = v.add(sum, v.load_first(x, at, n - at));
+pub(crate) fn softmax<L: Lanes>(v: Vectors<L>, x: &mut [f32], scale: f32) -> (f32, f64) {
+    let (max, mut total) = (scale * largest(v, x), 0.0);
+    let (factor, minus_max) = (v.splat(scale), v.splat(-max));
+    for x in x.chunks_mut(BLOCK) {
+        let (n, mut sum) = (x.len(), v.zero());
+        for at in (0..n).step_by(L::N) {
+            let e = exp(v, v.fma(minus_max, v.load_first(x, at, n - at), factor));
+            v.store_first(e, x, at, n - at);
+            sum = v.add(sum, v.load_first(x, at, n - at));
+        }
+        total += f64::from(v.sum(sum));
     }
-    let sum = v.sum(sum);
-    let share = v.splat(1.0 / sum);
+    let (n, share) = (x.len(), v.splat((1.0 / total) as f32));
     for at in (0..n).step_by(L::N) {
         v.store_first(v.mul(v.load_first(x, at, n - at), share), x, at, n - at);
     }
-    (max, sum)
+    (max, total)
 }
 
 #[cfg(test)]
@@ -325,7 +355,7 @@ mod tests {
         type Out = [f32; 3];
         #[inline(always)]
         fn run<L: Lanes>(self, v: Vectors<L>) -> [f32; 3] {
-            [sum(v, self.0), dot(v, self.0, self.0), largest(v, self.0)]
+            [sum(v, self.0) as f32, dot(v, self.0, self.0), largest(v, self.0)]
         }
     }
 

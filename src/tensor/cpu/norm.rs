@@ -1,5 +1,9 @@
 //! Normalisation over the batch and over the features of each row.
 //!
+//! A mean is taken twice, the second time of what the numbers differ by from the first one: its rounding, and that of the variance,
+//! are relative to the spread of the numbers. Where f32 has no such sums (numbers that overflow when squared, infinities) the
+//! reference's f64 has.
+//!
 //! Letters: m rows, c channels, d features; x̂ the normalised x.
 use super::{
     Cpu,
@@ -11,23 +15,33 @@ use super::{
 };
 use crate::{
     Result,
-    tensor::{View, ViewMut},
+    tensor::{View, ViewMut, reference},
 };
+use std::slice::from_mut;
 
-/// Σ (x − mean)², per column.
-struct Squares<'a> {
+/// Σ (x − centre) and Σ (x − centre)², per column.
+struct Distances<'a> {
     x: &'a [f32],
-    mean: &'a [f32],
+    centre: &'a [f32],
 }
 
-impl Terms<1> for Squares<'_> {
+impl Terms<2> for Distances<'_> {
     #[inline(always)]
-    fn add<const W: usize>(&self, r: usize, p: Piece, [out]: &mut [[f32; W]; 1]) {
-        let (x, mean) = (p.of(self.x, r, self.mean.len()), p.of(self.mean, 0, 0));
-        for ((o, x), mean) in out.iter_mut().zip(x).zip(mean) {
-            *o += (x - mean) * (x - mean);
+    fn add<const W: usize>(&self, r: usize, p: Piece, [sum, squares]: &mut [[f32; W]; 2]) {
+        let (x, centre) = (p.of(self.x, r, self.centre.len()), p.of(self.centre, 0, 0));
+        for (((sum, squares), x), centre) in sum.iter_mut().zip(squares).zip(x).zip(centre) {
+            *sum += x - centre;
+            *squares += (x - centre) * (x - centre);
         }
     }
+}
+
+/// Mean and variance of numbers of which each has this `share`, from the sums of their distances from a centre and of the squares
+/// of those.
+fn statistics(centre: f32, [sum, squares]: [f64; 2], share: f64) -> [f64; 2] {
+    let (off, square) = (sum * share, squares * share);
+    // Rounding makes a variance no less than nothing; a NaN stays.
+    [f64::from(centre) + off, if square < off * off { 0.0 } else { square - off * off }]
 }
 
 /// mean[c] and var[c] of x[m,c].
@@ -35,9 +49,15 @@ pub(crate) fn batch_stats(cpu: &Cpu, x: View, mut mean: ViewMut, mut var: ViewMu
     let (x, mean, var) = (x.slice::<f32>()?, mean.slice::<f32>()?, var.slice::<f32>()?);
     let c = mean.len();
     let rows = x.len() / c.max(1);
-    let m = rows as f64;
-    columns::sums(cpu, rows, &Plain { x, columns: c }, [&mut *mean], |_, [s]| [(s / m) as f32]);
-    columns::sums(cpu, rows, &Squares { x, mean }, [var], |_, [s]| [(s / m) as f32]);
+    let (share, mut centre) = (1.0 / rows as f64, vec![0.0; c]);
+    columns::sums(cpu, rows, &Plain { x, columns: c }, [&mut centre], |_, [s]| [(s * share) as f32]);
+    columns::sums(cpu, rows, &Distances { x, centre: &centre }, [&mut *mean, &mut *var], |j, sums| {
+        statistics(centre[j], sums, share).map(|s| s as f32)
+    });
+    for j in (0..c).filter(|&j| !var[j].is_finite()).collect::<Vec<_>>() {
+        let column: Vec<f32> = x[j..].iter().step_by(c).copied().collect();
+        reference::batch_stats(&column, from_mut(&mut mean[j]), from_mut(&mut var[j]))?;
+    }
     Ok(())
 }
 
@@ -216,10 +236,8 @@ pub(crate) fn layer_norm(
     }
     let rows = cpu.threads.piece(mean.len(), 1, GRAIN / d);
     let pieces = x.chunks(rows * d).zip(y.chunks_mut(rows * d)).zip(mean.chunks_mut(rows)).zip(rstd.chunks_mut(rows));
-    cpu.threads.over(pieces, |(((x, y), mean), rstd)| {
-        cpu.simd.vectors(LayerNorm { x, y, mean, rstd, eps, gamma, beta });
-    });
-    Ok(())
+    cpu.threads
+        .try_over(pieces, |(((x, y), mean), rstd)| cpu.simd.vectors(LayerNorm { x, y, mean, rstd, eps, gamma, beta }))
 }
 
 struct LayerNorm<'a> {
@@ -233,29 +251,31 @@ struct LayerNorm<'a> {
 }
 
 impl VectorJob for LayerNorm<'_> {
-    type Out = ();
+    type Out = Result<()>;
     #[inline(always)]
-    fn run<L: Lanes>(self, v: Vectors<L>) {
+    fn run<L: Lanes>(self, v: Vectors<L>) -> Result<()> {
         let LayerNorm { x, y, mean, rstd, eps, gamma, beta } = self;
         let d = gamma.len();
-        let n = d as f64;
+        let share = 1.0 / d as f64;
         for ((x, y), (mean, rstd)) in x.chunks(d).zip(y.chunks_mut(d)).zip(mean.iter_mut().zip(rstd)) {
-            let mu = (f64::from(math::sum(v, x)) / n) as f32;
-            let (centre, mut squares) = ([mu; 16], v.zero());
-            for at in (0..d).step_by(L::N) {
-                // Zeros minus zeros beyond the end.
-                let c = v.sub(v.load_first(x, at, d - at), v.load_first(&centre, 0, d - at));
-                squares = v.fma(squares, c, c);
+            let centre = (math::sum(v, x) * share) as f32;
+            let [exact, var] = statistics(centre, math::moments(v, x, centre), share);
+            if !var.is_finite() {
+                reference::layer_norm(eps, x, [gamma, beta], y, from_mut(mean), from_mut(rstd))?;
+                continue;
             }
-            let rs = (1.0 / (f64::from(v.sum(squares)) / n + eps).sqrt()) as f32;
-            (*mean, *rstd) = (mu, rs);
-            let (mu, rs) = (v.splat(mu), v.splat(rs));
+            let (mu, rs) = (exact as f32, 1.0 / (var + eps).sqrt());
+            (*mean, *rstd) = (mu, rs as f32);
+            // What the mean loses as f32 would show in numbers that differ by no more.
+            let shift = v.splat(((f64::from(mu) - exact) * rs) as f32);
+            let (mu, rs) = (v.splat(mu), v.splat(rs as f32));
             for at in (0..d).step_by(L::N) {
-                let normalised = v.mul(v.sub(v.load_first(x, at, d - at), mu), rs);
+                let normalised = v.fma(shift, v.sub(v.load_first(x, at, d - at), mu), rs);
                 let (gamma, beta) = (v.load_first(gamma, at, d - at), v.load_first(beta, at, d - at));
                 v.store_first(v.fma(beta, normalised, gamma), y, at, d - at);
             }
         }
+        Ok(())
     }
 }
 

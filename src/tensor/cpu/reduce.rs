@@ -12,7 +12,7 @@ use crate::{
     tensor::{View, ViewMut, backend::Reduce},
 };
 
-/// Elements of a row that are summed in f32 before their sums are added in f64.
+/// Elements of a row that a thread adds up at a time, before their sums are added in order.
 const BLOCK: usize = 4096;
 
 pub(crate) fn reduce(cpu: &Cpu, op: Reduce, dims: [usize; 3], x: View, mut y: ViewMut) -> Result<()> {
@@ -53,14 +53,14 @@ fn row_sums(cpu: &Cpu, x: &[f32], mid: usize, y: &mut [f32]) {
         let rows = x.chunks(piece * mid).zip(y.chunks_mut(piece));
         return cpu.threads.over(rows, |(x, y)| {
             for (row, y) in x.chunks(mid).zip(y) {
-                *y = row.chunks(BLOCK).map(|b| f64::from(cpu.simd.vectors(Sum { x: b }))).sum::<f64>() as f32;
+                *y = row.chunks(BLOCK).map(|b| cpu.simd.vectors(Sum { x: b })).sum::<f64>() as f32;
             }
         });
     }
     let mut blocks = vec![0.0; mid.div_ceil(BLOCK)];
     cpu.threads.over(x.chunks(part * BLOCK).zip(blocks.chunks_mut(part)), |(x, sums)| {
         for (b, s) in x.chunks(BLOCK).zip(sums) {
-            *s = f64::from(cpu.simd.vectors(Sum { x: b }));
+            *s = cpu.simd.vectors(Sum { x: b });
         }
     });
     y[0] = blocks.iter().sum::<f64>() as f32;
@@ -71,9 +71,9 @@ struct Sum<'a> {
 }
 
 impl VectorJob for Sum<'_> {
-    type Out = f32;
+    type Out = f64;
     #[inline(always)]
-    fn run<L: Lanes>(self, v: Vectors<L>) -> f32 {
+    fn run<L: Lanes>(self, v: Vectors<L>) -> f64 {
         math::sum(v, self.x)
     }
 }

@@ -37,9 +37,9 @@ struct Softmax<'a> {
 }
 
 impl VectorJob for Softmax<'_> {
-    type Out = (f32, f32);
+    type Out = (f32, f64);
     #[inline(always)]
-    fn run<L: Lanes>(self, v: Vectors<L>) -> (f32, f32) {
+    fn run<L: Lanes>(self, v: Vectors<L>) -> (f32, f64) {
         let Softmax { x, y } = self;
         y.copy_from_slice(x);
         math::softmax(v, y, 1.0)
@@ -94,7 +94,7 @@ pub(crate) fn cross_entropy(
         for (r, ((x, prob), row)) in x.chunks(d).zip(prob.chunks_mut(d)).zip(rows).enumerate() {
             let (max, sum) = cpu.simd.vectors(Softmax { x, y: prob });
             let Some(k) = class(c, &classes, i * piece + r)? else { continue };
-            let log_sum = f64::from(max) + f64::from(sum).ln();
+            let log_sum = f64::from(max) + sum.ln();
             let mut loss = (1.0 - c.smoothing) * (log_sum - f64::from(x[k]));
             if c.smoothing > 0.0 {
                 let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / c.v as f64;

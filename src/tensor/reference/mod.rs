@@ -6,7 +6,7 @@ mod conv;
 mod lstm;
 mod nn;
 
-pub(crate) use nn::class;
+pub(crate) use nn::{batch_stats, class, layer_norm};
 
 use super::{
     Backend, DType, Element, InOut, Philox, Pool, View, ViewMut,

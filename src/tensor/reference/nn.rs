@@ -1,7 +1,7 @@
 //! Normalisation, softmax, losses and optimizer steps of the reference backend.
 use super::*;
 
-pub(super) fn batch_stats<T: Element>(x: &[T], mean: &mut [T], var: &mut [T]) -> Result<()> {
+pub(crate) fn batch_stats<T: Element>(x: &[T], mean: &mut [T], var: &mut [T]) -> Result<()> {
     let c = mean.len();
     let m = (x.len() / c.max(1)) as f64;
     for j in 0..c {
@@ -34,7 +34,7 @@ pub(super) fn batch_norm_sums<T: Element>(
     Ok(())
 }
 
-pub(super) fn layer_norm<T: Element>(
+pub(crate) fn layer_norm<T: Element>(
     eps: f64,
     x: &[T],
     [gamma, beta]: [&[T]; 2],
