@@ -1,8 +1,8 @@
 # Waits for a quiet machine; to be sourced, with $program set. Other programs show in the idle time of the cores. What shares the
 # units of a core with us from outside, as other guests of a virtual machine's host do, shows only in what multiply-adds reach.
 
-# Time of all cores since the machine started: all of it, and what they were idle.
-cores() { awk '/^cpu / { for (i = 2; i <= 9; i++) all += $i; print all, $5 + $6 }' /proc/stat; }
+# Time of all cores since the machine started: all of it, and what they were idle; as whole numbers, however large.
+cores() { awk '/^cpu / { for (i = 2; i <= 9; i++) all += $i; printf "%.0f %.0f\n", all, $5 + $6 }' /proc/stat; }
 
 # GFLOP/s of multiply-adds on the slowest of all cores at once, in whole numbers.
 peak() { "$program" bench peak --milliseconds 100 --json | jq '.gflops | min | floor'; }
