@@ -60,15 +60,23 @@ impl Drop for Buffer {
 
 /// A device's memory: buffers that were given back wait here by size for the next request.
 pub struct Pool {
-    free: Mutex<HashMap<usize, Vec<Box<[Line]>>>>,
-    /// Memory for kernels while they run, of any size.
-    spare: Mutex<Vec<Box<[Line]>>>,
+    waiting: Mutex<Waiting>,
     keeps_data: bool,
     hits: AtomicU64,
     misses: AtomicU64,
     live: AtomicUsize,
     peak: AtomicUsize,
-    held: AtomicUsize,
+}
+
+/// Buffers that were given back.
+#[derive(Default)]
+struct Waiting {
+    /// By their lines.
+    free: HashMap<usize, Vec<Box<[Line]>>>,
+    /// Memory for kernels while they run, of any size.
+    spare: Vec<Box<[Line]>>,
+    /// Bytes of all of them.
+    bytes: usize,
 }
 
 /// What a [`Pool`] has counted so far.
@@ -90,14 +98,12 @@ impl Pool {
     /// An empty pool; with `keeps_data` false its buffers are counted but hold nothing.
     pub(crate) fn new(keeps_data: bool) -> Arc<Pool> {
         Arc::new(Pool {
-            free: Mutex::default(),
-            spare: Mutex::default(),
+            waiting: Mutex::default(),
             keeps_data,
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             live: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
         })
     }
 
@@ -108,11 +114,10 @@ impl Pool {
         if !self.keeps_data {
             return Buffer { lines: Box::default(), bytes, counted, home: Some(self.clone()), scratch: false };
         }
-        let reused = if lines == 0 { Some(Box::default()) } else { self.lock().get_mut(&lines).and_then(Vec::pop) };
+        let reused = if lines == 0 { Some(Box::default()) } else { self.lock().take(lines) };
         let memory = match reused {
             Some(memory) => {
                 self.hits.fetch_add(1, Relaxed);
-                self.held.fetch_sub(counted, Relaxed);
                 memory
             }
             None => {
@@ -128,12 +133,7 @@ impl Pool {
     pub(crate) fn scratch(self: &Arc<Pool>, bytes: usize) -> Buffer {
         let lines = bytes.div_ceil(64);
         let counted = self.lend(lines);
-        let longest = {
-            let mut spare = self.spare();
-            let longest = (0..spare.len()).max_by_key(|&i| spare[i].len());
-            longest.map(|i| spare.swap_remove(i)).unwrap_or_default()
-        };
-        self.held.fetch_sub(longest.len() * 64, Relaxed);
+        let longest = self.lock().take_longest();
         let memory = if longest.len() >= lines {
             self.hits.fetch_add(1, Relaxed);
             longest
@@ -153,10 +153,11 @@ impl Pool {
         if lines == 0 || !self.keeps_data {
             return;
         }
-        self.held.fetch_add(lines * 64 * count, Relaxed);
-        let spare = (0..count).map(|_| bytemuck::zeroed_slice_box(lines));
+        let spare: Vec<_> = (0..count).map(|_| bytemuck::zeroed_slice_box(lines)).collect();
+        let mut waiting = self.lock();
+        waiting.bytes += lines * 64 * count;
         // At the other end than where returned ones are taken from.
-        self.lock().entry(lines).or_default().splice(0..0, spare);
+        waiting.free.entry(lines).or_default().splice(0..0, spare);
     }
 
     /// Counts `lines` lines as in use; gives their bytes.
@@ -169,21 +170,20 @@ impl Pool {
 
     fn take_back(&self, lines: Box<[Line]>, counted: usize, scratch: bool) {
         self.live.fetch_sub(counted, Relaxed);
+        if lines.is_empty() {
+            return;
+        }
+        let mut waiting = self.lock();
+        waiting.bytes += lines.len() * 64;
         if scratch {
-            self.held.fetch_add(lines.len() * 64, Relaxed);
-            self.spare().push(lines);
-        } else if !lines.is_empty() {
-            self.held.fetch_add(counted, Relaxed);
-            self.lock().entry(lines.len()).or_default().push(lines);
+            waiting.spare.push(lines);
+        } else {
+            waiting.free.entry(lines.len()).or_default().push(lines);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Vec<Box<[Line]>>>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Vec<Box<[Line]>>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The counters.
@@ -193,7 +193,7 @@ impl Pool {
             misses: self.misses.load(Relaxed),
             live_bytes: self.live.load(Relaxed),
             peak_bytes: self.peak.load(Relaxed),
-            held_bytes: self.held.load(Relaxed),
+            held_bytes: self.lock().bytes,
         }
     }
 
@@ -204,10 +204,26 @@ impl Pool {
 
     /// Gives the waiting buffers back to the system.
     pub fn trim(&self) {
-        let mut free = self.lock();
-        free.clear();
-        self.spare().clear();
-        self.held.store(0, Relaxed);
+        let all = std::mem::take(&mut *self.lock());
+        // Not while others wait.
+        drop(all);
+    }
+}
+
+impl Waiting {
+    /// A buffer of `lines` lines, if there is one.
+    fn take(&mut self, lines: usize) -> Option<Box<[Line]>> {
+        let found = self.free.get_mut(&lines).and_then(Vec::pop)?;
+        self.bytes -= lines * 64;
+        Some(found)
+    }
+
+    /// The longest memory for kernels; none if there is no such.
+    fn take_longest(&mut self) -> Box<[Line]> {
+        let longest = (0..self.spare.len()).max_by_key(|&i| self.spare[i].len());
+        let longest = longest.map(|i| self.spare.swap_remove(i)).unwrap_or_default();
+        self.bytes -= longest.len() * 64;
+        longest
     }
 }
 
@@ -251,5 +267,27 @@ mod tests {
         pool.trim();
         assert_eq!(pool.stats().held_bytes, 0);
         assert!(!pool.scratch(4000).is_empty() && pool.stats().misses == 5);
+    }
+
+    #[test]
+    fn what_waits_is_counted_exactly_whoever_trims() {
+        let pool = Pool::new(true);
+        let end = std::time::Instant::now() + std::time::Duration::from_millis(300);
+        std::thread::scope(|s| {
+            for user in 0..3 {
+                let pool = &pool;
+                s.spawn(move || {
+                    while std::time::Instant::now() < end {
+                        drop((pool.get(5000), pool.scratch(3000)));
+                        if user == 0 {
+                            pool.trim();
+                        }
+                        assert!(pool.stats().held_bytes < 1 << 20, "{:?}", pool.stats());
+                    }
+                });
+            }
+        });
+        pool.trim();
+        assert_eq!((pool.stats().held_bytes, pool.stats().live_bytes), (0, 0));
     }
 }
