@@ -45,7 +45,7 @@ impl<'a> Shape<'a> {
     fn new(cpu: &'a Cpu, a: Attention) -> Shape<'a> {
         let kernels = Kernels::of(cpu.simd);
         let rows = (ROWS / kernels.mr * kernels.mr).min(a.t).max(1);
-        // The largest of each kind of product: scores, sums of rows, gradients of keys and values.
+        // The largest of each kind of product, of which the others are parts: scores, sums of rows, gradients of keys and values.
         let (none, place) = (&[][..], |_: usize| 0);
         let product = |m, n, k, a, b| scratch(cpu, &Problem { m, n, k, a, b, bias: None, row: Box::new(place) });
         let by_rows = || A::Rows { data: none, ld: 0 };
@@ -122,14 +122,14 @@ impl<'a> Shape<'a> {
 /// y[n,t,heads·d] and lse[n,heads,t] of qkv[n,t,3,heads,d].
 pub(crate) fn forward(cpu: &Cpu, a: Attention, qkv: View, mut y: ViewMut, mut lse: ViewMut) -> Result<()> {
     let (qkv, y, lse) = (qkv.slice::<f32>()?, y.slice::<f32>()?, lse.slice::<f32>()?);
-    let shape = Shape::new(cpu, a);
-    let Shape { panels, scores, products, .. } = shape;
     if lse.is_empty() {
         return Ok(());
     }
+    let shape = Shape::new(cpu, a);
+    let Shape { panels, scores, products, .. } = shape;
     let (parts, y) = (shape.parts(), Shared::new(y));
     let need = panels + scores + products;
-    let mut memory = cpu.scratch(need * parts);
+    let mut memory = cpu.memory("attention", need * parts)?;
     let memory: &mut [f32] = bytemuck::cast_slice_mut(memory.bytes_mut());
     let mut rest = lse;
     let mut items = Vec::new();
@@ -194,13 +194,13 @@ pub(crate) fn backward(
 ) -> Result<()> {
     let (qkv, y, lse) = (qkv.slice::<f32>()?, y.slice::<f32>()?, lse.slice::<f32>()?);
     let (dy, dqkv) = (dy.slice::<f32>()?, dqkv.slice::<f32>()?);
-    let shape = Shape::new(cpu, a);
     if lse.is_empty() {
         return Ok(());
     }
+    let shape = Shape::new(cpu, a);
     let (parts, dqkv) = (shape.parts(), Shared::new(dqkv));
     let need = 2 * (shape.panels + shape.scores) + shape.products;
-    let mut memory = cpu.scratch(need * parts);
+    let mut memory = cpu.memory("attention_grad", need * parts)?;
     let memory: &mut [f32] = bytemuck::cast_slice_mut(memory.bytes_mut());
     cpu.threads.over(memory.chunks_mut(need).take(parts).enumerate(), |(i, memory)| {
         let (keys, memory) = memory.split_at_mut(shape.panels);

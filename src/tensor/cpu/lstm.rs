@@ -19,13 +19,13 @@ use crate::{
 const GRAIN: usize = 1 << 12;
 
 /// A whole b[k,n] in panels.
-fn panels(cpu: &Cpu, b: &B, k: usize, n: usize) -> Buffer {
+fn panels(cpu: &Cpu, op: &str, b: &B, k: usize, n: usize) -> Result<Buffer> {
     let nr = Kernels::of(cpu.simd).nr;
-    let mut out = cpu.scratch(k * n.next_multiple_of(nr));
+    let mut out = cpu.memory(op, k * n.next_multiple_of(nr))?;
     let part = cpu.threads.piece(n, nr, GRAIN / k.max(1) + 1);
     let parts = bytemuck::cast_slice_mut(out.bytes_mut()).chunks_mut((part * k).max(1));
     cpu.threads.over(parts.enumerate(), |(i, out)| b.pack(cpu.simd, 0..k, i * part..n.min((i + 1) * part), nr, out));
-    out
+    Ok(out)
 }
 
 /// The state [h, c] to start with.
@@ -48,7 +48,7 @@ pub(crate) fn forward(
     if y.is_empty() {
         return Ok(());
     }
-    let w = panels(cpu, &B::Columns { data: w, ld: d, run: d, bases: vec![0] }, d, 4 * d);
+    let w = panels(cpu, "lstm", &B::Columns { data: w, ld: d, run: d, bases: vec![0] }, d, 4 * d)?;
     let samples = cpu.threads.piece(n, 1, GRAIN / (4 * d) + 1);
     for step in 0..t {
         // What the state adds to the gates: gates[n,4d] += h[n,d]·wᵀ.
@@ -138,7 +138,7 @@ pub(crate) fn backward(
     if dy.is_empty() {
         return Ok(());
     }
-    let w = panels(cpu, &B::Rows { data: w, ld: d }, 4 * d, d);
+    let w = panels(cpu, "lstm_grad", &B::Rows { data: w, ld: d }, 4 * d, d)?;
     let samples = cpu.threads.piece(n, 1, GRAIN / (4 * d) + 1);
     for step in (0..t).rev() {
         let parts = da.chunks_mut(samples * t * 4 * d).zip(dh.chunks(samples * d)).zip(dc.chunks_mut(samples * d));

@@ -32,7 +32,7 @@ use super::{
     backend::{AdamStep, Attention, Binary, Conv2d, CrossEntropy, Dropout, Gemm, Lstm, Pool2d, Reduce, SgdStep, Unary},
     reference::Reference,
 };
-use crate::Result;
+use crate::{Result, memory};
 pub use isa::Isa;
 use isa::Simd;
 use par::Threads;
@@ -50,7 +50,16 @@ impl Cpu {
         Ok(Cpu { plain: Reference::new(), simd: Simd::new(isa)?, threads: Threads::new(threads)?, winograd })
     }
 
-    /// Memory for `len` elements of f32 that a kernel needs while it runs.
+    /// Memory for `len` elements of f32 that a kernel needs while it runs, where it grows with what the kernel is of.
+    ///
+    /// # Errors
+    /// If this machine has no such memory.
+    fn memory(&self, op: &str, len: usize) -> Result<Buffer> {
+        memory::check(|| format!("what {op} needs while it runs"), len as u128 * size_of::<f32>() as u128)?;
+        Ok(self.scratch(len))
+    }
+
+    /// The same, for what does not grow: a few megabytes for each thread.
     fn scratch(&self, len: usize) -> Buffer {
         self.plain.pool().scratch(len * size_of::<f32>())
     }
@@ -335,5 +344,20 @@ impl Backend for Cpu {
             return self.plain.adam(s, g, w, m, v);
         }
         optim::adam(self, s, g, w, m, v)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_machine_lacks_is_not_asked_for() {
+        let cpu = Cpu::new(CpuOptions::new(Isa::Portable)).unwrap();
+        assert_eq!(cpu.memory("it", 5).unwrap().len(), 20);
+        for len in [1 << 50, usize::MAX] {
+            let e = cpu.memory("it", len).err().unwrap().to_string();
+            assert!(e.contains("what it needs while it runs takes ") && e.contains("this machine has"), "{e}");
+        }
     }
 }

@@ -186,7 +186,7 @@ impl Weights<'_> {
 }
 
 /// y[n,out,co] = x[n,h,w,ci] seen through `weights`, plus bias[co].
-fn correlate(cpu: &Cpu, x: Images, grid: Grid, weights: &Weights, bias: Option<&[f32]>, y: &mut [f32]) {
+fn correlate(cpu: &Cpu, x: Images, grid: Grid, weights: &Weights, bias: Option<&[f32]>, y: &mut [f32]) -> Result<()> {
     let kernels = Kernels::of(cpu.simd);
     let nr = kernels.nr;
     let [k, n] = weights.size();
@@ -196,7 +196,7 @@ fn correlate(cpu: &Cpu, x: Images, grid: Grid, weights: &Weights, bias: Option<&
     let [filters, turning] = weights.need(nr);
     let (inputs, products) = (Planes::new(k, most).len(), POINTS * apart(most * pitch(n)));
     let own = turning.max(inputs + products).next_multiple_of(16).max(1);
-    let mut scratch = cpu.scratch(filters + parts * own);
+    let mut scratch = cpu.memory("conv2d", filters + parts * own)?;
     let (u, scratch) = bytemuck::cast_slice_mut::<u8, f32>(scratch.bytes_mut()).split_at_mut(filters);
     let scratch = &mut scratch[..parts * own];
     weights.transform(cpu, nr, u, scratch, own);
@@ -219,6 +219,7 @@ fn correlate(cpu: &Cpu, x: Images, grid: Grid, weights: &Weights, bias: Option<&
         }
         cpu.simd.vectors(Outputs { m, pitch: pitch(n), grid, rows, channels: n, bias, y });
     });
+    Ok(())
 }
 
 /// The product of a point of all tiles with a panel of weights.
@@ -256,8 +257,7 @@ pub(crate) fn forward(cpu: &Cpu, c: Conv2d, x: View, w: View, bias: Option<View>
     let bias = bias.map(|v| v.slice::<f32>()).transpose()?;
     let weights = Weights { w, ci: c.ci, co: c.co, turned: false };
     let x = Images { data: x, hw: c.hw, channels: c.ci };
-    correlate(cpu, x, Grid::new(c.n, c.out()?, c.padding), &weights, bias, y);
-    Ok(())
+    correlate(cpu, x, Grid::new(c.n, c.out()?, c.padding), &weights, bias, y)
 }
 
 /// The gradient of the input is what the gradient of the output is seen as through the kernel turned round.
@@ -265,8 +265,7 @@ pub(crate) fn input_grad(cpu: &Cpu, c: Conv2d, w: View, dy: View, mut dx: ViewMu
     let (w, dy, dx) = (w.slice::<f32>()?, dy.slice::<f32>()?, dx.slice::<f32>()?);
     let weights = Weights { w, ci: c.ci, co: c.co, turned: true };
     let dy = Images { data: dy, hw: c.out()?, channels: c.co };
-    correlate(cpu, dy, Grid::new(c.n, c.hw, c.padding.map(|p| 2 - p)), &weights, None, dx);
-    Ok(())
+    correlate(cpu, dy, Grid::new(c.n, c.hw, c.padding.map(|p| 2 - p)), &weights, None, dx)
 }
 
 /// dw: the products of transformed inputs and gradients, summed over all tiles.
@@ -284,7 +283,7 @@ pub(crate) fn weight_grad(cpu: &Cpu, c: Conv2d, x: View, dy: View, mut dw: ViewM
     let (inputs, gradients) = (Planes::new(c.ci, most).len(), POINTS * apart(most * pitch));
     let at_once = (BLOCK / (inputs + gradients)).clamp(1, strips.len());
     let products = POINTS * apart(c.ci * pitch);
-    let mut scratch = cpu.scratch(products + at_once * (inputs + gradients));
+    let mut scratch = cpu.memory("conv2d_weight_grad", products + at_once * (inputs + gradients))?;
     let (m, scratch) = bytemuck::cast_slice_mut::<u8, f32>(scratch.bytes_mut()).split_at_mut(products);
     let parts = cpu.threads.count();
     for (block, strips) in strips.chunks(at_once).enumerate() {
