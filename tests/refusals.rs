@@ -44,6 +44,12 @@ fn wrong_settings_are_refused_by_name() {
         fails(&["profile", "--model", "mlp", "--data", DATA, "--micro-batch", size, "--deterministic"], words);
         fails(&["plan", "--model", "mlp", "--data", DATA, "--micro-batch", size, "--deterministic"], words);
     }
+    for (threads, words) in
+        [("0", "at least one thread"), ("4097", "at most 4096"), ("18446744073709551615", "at most")]
+    {
+        fails(&["profile", "--model", "mlp", "--data", DATA, "--threads", threads], &[words]);
+        fails(&["bench", "peak", "--milliseconds", "1", "--threads", threads], &[words]);
+    }
     train(&["--cosine", "0"], &["cosine: 1 or more"]);
     let file = path(&folder, "run.toml");
     for (contents, words) in [

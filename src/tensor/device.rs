@@ -19,7 +19,7 @@ pub struct Device(Arc<dyn Backend>);
 /// How the cores of this machine are used. Results are the same bits for any number of threads, but not across the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Threads of each kernel, 1 or more.
+    /// Threads of each kernel, 1 to 4096.
     pub threads: usize,
     /// The vector instructions.
     pub isa: Isa,
@@ -53,11 +53,11 @@ impl Device {
         ONE.get_or_init(Device::meta).clone()
     }
 
-    /// A new device on this machine's cores whose kernels use `threads` threads (at least one): the caller's and others of its
+    /// A new device on this machine's cores whose kernels use `threads` threads (1 to 4096): the caller's and others of its
     /// own. The vector instructions are those of [`Isa::chosen`].
     ///
     /// # Errors
-    /// If the threads cannot be started, or `PIPEWRIGHT_ISA` names instructions that this machine lacks.
+    /// If there can be no such number of threads or they cannot be started, or `PIPEWRIGHT_ISA` names instructions that this machine lacks.
     pub fn cpu(threads: usize) -> Result<Device> {
         Device::cpu_with(CpuOptions { threads, ..CpuOptions::new(Isa::chosen()?) })
     }
@@ -65,7 +65,7 @@ impl Device {
     /// Like [`cpu`](Device::cpu), as `options` say.
     ///
     /// # Errors
-    /// If the threads cannot be started, or this machine lacks the instructions.
+    /// If there can be no such number of threads or they cannot be started, or this machine lacks the instructions.
     pub fn cpu_with(options: CpuOptions) -> Result<Device> {
         Ok(Device(Arc::new(Cpu::new(options)?)))
     }

@@ -18,6 +18,7 @@ mod shape;
 pub use backend::{Backend, InOut, View, ViewMut};
 pub use buffer::{Buffer, Pool, PoolStats};
 pub use cpu::Isa;
+pub(crate) use cpu::{MOST_THREADS, check_threads};
 pub use device::{CpuOptions, Device};
 pub use dtype::{DType, Element};
 pub(crate) use dtype::{with_dtype, with_float};

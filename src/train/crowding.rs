@@ -39,7 +39,7 @@ fn most_crowded(places: &[Place], threads: usize) -> f64 {
         let shared = workers.iter().all(|p| p.cores == all);
         // A quota may allow fewer than all; workers that are bound apart have what they are bound to.
         let cores = if shared { workers.iter().map(|p| p.at_once).min().unwrap_or(1) } else { all.len() };
-        (workers.len() * threads) as f64 / cores.max(1) as f64
+        workers.len() as f64 * threads as f64 / cores.max(1) as f64
     };
     hosts.values().map(crowding).fold(0.0, f64::max)
 }
@@ -71,6 +71,7 @@ mod tests {
         assert_eq!(most_crowded(&vec![on("a", "0-1", 2); 4], 1), 2.0);
         assert_eq!(most_crowded(&[on("a", "0", 1), on("a", "1", 1)], 1), 1.0);
         assert_eq!(most_crowded(&[on("a", "0-7", 2), on("a", "0-7", 2)], 3), 3.0);
+        assert_eq!(most_crowded(&vec![on("a", "0-1", 2); 4], usize::MAX), 2.0 * usize::MAX as f64);
         assert_eq!(most_crowded(&[on("a", "0", 1), on("b", "0", 1), on("b", "0", 1)], 1), 2.0);
     }
 }

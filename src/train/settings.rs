@@ -4,7 +4,7 @@ use crate::{
     layers::Graph,
     optim::Optimizer,
     pipeline::{plan::Plan, schedule::Kind, stage::Setup},
-    tensor::DType,
+    tensor::{DType, MOST_THREADS},
 };
 use std::{path::PathBuf, sync::Arc};
 
@@ -45,9 +45,6 @@ pub struct Settings {
     /// How the model is cut.
     pub plan: PlanChoice,
 }
-
-/// More threads than any machine has cores for.
-const MOST_THREADS: usize = 4096;
 
 impl Default for Settings {
     fn default() -> Settings {

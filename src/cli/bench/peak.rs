@@ -1,5 +1,9 @@
 //! `pipewright bench peak`
-use crate::{Error, Result, cli::print_found, tensor::Isa};
+use crate::{
+    Error, Result,
+    cli::print_found,
+    tensor::{Isa, check_threads},
+};
 use std::{thread, time::Duration};
 
 #[derive(clap::Args)]
@@ -27,9 +31,12 @@ pub(super) fn run(args: &Args) -> Result<()> {
         Some(threads) => threads,
         None => thread::available_parallelism().map_err(|e| Error::device(format!("cpu: cores: {e}")))?.get(),
     };
+    check_threads(threads)?;
     let (isa, time) = (Isa::chosen()?, Duration::from_millis(args.milliseconds));
     let flops: Result<Vec<f64>> = thread::scope(|s| {
-        let all: Vec<_> = (0..threads).map(|_| s.spawn(|| isa.peak_flops(time))).collect();
+        let start = |_| thread::Builder::new().spawn_scoped(s, || isa.peak_flops(time));
+        let all: std::io::Result<Vec<_>> = (0..threads).map(start).collect();
+        let all = all.map_err(|e| Error::device(format!("cpu: {threads} threads cannot be started: {e}")))?;
         all.into_iter().map(|t| t.join().map_err(|_| Error::device("a thread ended early"))?).collect()
     });
     let answer = Answer { isa: isa.name(), gflops: flops?.into_iter().map(|f| f / 1e9).collect() };

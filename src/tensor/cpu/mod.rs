@@ -36,6 +36,7 @@ use crate::{Result, memory};
 pub use isa::Isa;
 use isa::Simd;
 use par::Threads;
+pub(crate) use par::{MOST_THREADS, check_threads};
 use std::sync::Arc;
 
 pub(crate) struct Cpu {

@@ -12,16 +12,25 @@ pub(crate) struct Threads {
     n: usize,
 }
 
+/// More threads than any machine has cores for.
+pub(crate) const MOST_THREADS: usize = 4096;
+
+/// An error unless a device may have `n` threads.
+pub(crate) fn check_threads(n: usize) -> Result<()> {
+    match n {
+        0 => Err(Error::device("cpu: at least one thread is needed, got 0")),
+        1..=MOST_THREADS => Ok(()),
+        _ => Err(Error::device(format!("cpu: at most {MOST_THREADS} threads expected, got {n}"))),
+    }
+}
+
 /// Pieces for each thread, so that one that is held up leaves its share to others.
 const PIECES: usize = 4;
 
 impl Threads {
     pub(crate) fn new(n: usize) -> Result<Threads> {
-        let others = match n {
-            0 => return Err(Error::device("cpu: at least one thread is needed, got 0")),
-            1 => None,
-            _ => Some(Team::new(n - 1)?),
-        };
+        check_threads(n)?;
+        let others = if n > 1 { Some(Team::new(n - 1)?) } else { None };
         Ok(Threads { others, n })
     }
 

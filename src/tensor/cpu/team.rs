@@ -6,6 +6,7 @@
 //!
 //! The unsafe code here rests on one invariant: helpers call a job only between an entry into the open `state` and their leaving
 //! it, and [`Team::run`], which borrows the job, does not return before it has closed the state and all have left.
+use super::par::MOST_THREADS;
 use crate::{Error, Result};
 use std::{
     any::Any,
@@ -27,6 +28,8 @@ const EAGER: u32 = 2000;
 const OPEN: u64 = 1 << 15;
 const INSIDE: u64 = OPEN - 1;
 const NUMBER: u32 = 16;
+/// More would be counted into the bit above.
+const _: () = assert!(MOST_THREADS as u64 <= INSIDE);
 
 type Job = dyn Fn() + Sync + 'static;
 
@@ -58,7 +61,7 @@ pub(super) struct Team {
 }
 
 impl Team {
-    /// Starts `count` helpers.
+    /// Starts `count` helpers, fewer than [`MOST_THREADS`].
     pub(super) fn new(count: usize) -> Result<Team> {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
