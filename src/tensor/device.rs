@@ -17,6 +17,9 @@ use std::{
 pub struct Device(Arc<dyn Backend>);
 
 /// How the cores of this machine are used. Results are the same bits for any number of threads, but not across the others.
+///
+/// Numbers that are not finite are products with zeros in places: in causal attention a token that has one spoils up to 55 tokens
+/// before it, which do not see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuOptions {
     /// Threads of each kernel, 1 to 4096.
