@@ -537,7 +537,13 @@ fn wrong_ids_are_errors() -> pipewright::Result<()> {
         let table = Tensor::zeros(&[3, 2], DType::F32, &device)?;
         let ids = Tensor::from_host(&[0i64, 3], &[2], &device)?;
         let e = table.embedding(&ids).expect_err("an id outside").to_string();
-        assert!(e.contains("id 3 at row 1 is outside 0..3"), "{e}");
+        assert!(e.contains("embedding: id 3 at row 1 is outside 0..3"), "{e}");
+        for (wrong, says) in [([0i64, 3], "id 3 at row 1"), ([-1, 0], "id -1 at row 0")] {
+            let wrong = Tensor::from_host(&wrong, &[2], &device)?;
+            let dy = Tensor::zeros(&[2, 2], DType::F32, &device)?;
+            let e = dy.embedding_grad(3, &wrong).expect_err("an id outside").to_string();
+            assert!(e.contains(&format!("embedding_grad: {says} is outside 0..3")), "{e}");
+        }
         let c = CrossEntropy { m: 2, v: 3, smoothing: 0.0, ignore: None };
         let e = Tensor::zeros(&[2, 3], DType::F32, &device)?.cross_entropy(c, &ids).expect_err("a class outside");
         assert!(e.to_string().contains("class 3 at row 1 is outside 0..3"), "{e}");

@@ -29,7 +29,7 @@ fn settings_that_make_no_sense() {
     refused(Conv2d::new(4, 6, 0), &[4, 4, 4], Shape, &["must be positive"]);
     refused(Conv2d::new(4, 6, 3).stride(0), &[4, 4, 4], Shape, &["must be positive"]);
     refused(Conv2d::new(4, 6, 3).dilation(0), &[4, 4, 4], Shape, &["must be positive"]);
-    refused(Conv2d::new(4, 6, 5), &[4, 4, 4], Shape, &["larger than the input [4, 4]"]);
+    refused(Conv2d::new(4, 6, 5), &[4, 4, 4], Shape, &["does not fit the input [4, 4]"]);
     refused(Conv2d::new(4, 6, 3).padding(usize::MAX), &[4, 4, 4], Shape, &["conv2d"]);
     refused(Conv2d::new(4, 6, usize::MAX), &[4, 4, 4], Shape, &["too large"]);
     refused(Conv2d::new(4, 6, 3), &[4, 4, 3], Shape, &["4 channels expected", "[2, 4, 4, 3]"]);

@@ -101,8 +101,14 @@ impl Tensor {
     // ---- normalisation ----
 
     /// `mean[c]` and `var[c]` over all axes of `x[…,c]` but the last.
+    ///
+    /// # Errors
+    /// If there are no rows, which have no mean.
     pub fn batch_stats(&self) -> Result<(Tensor, Tensor)> {
         let c = self.last("batch_stats")?;
+        if self.rows() == 0 {
+            return Err(Error::shape(format!("batch_stats: one row or more expected, got x {:?}", self.shape())));
+        }
         let x = self.contiguous()?;
         let mut var = Tensor::uninit(&self.device, self.dtype, &[c])?;
         let mean = Tensor::build(&self.device, self.dtype, &[c], |b, m| b.batch_stats(x.view(), m, var.view_mut()?))?;

@@ -32,7 +32,8 @@ impl Layout {
 
     /// The number of elements (1 for a scalar).
     pub fn len(&self) -> usize {
-        self.shape.iter().product()
+        // Of a shape without elements the other lengths may be too long for a product.
+        if self.shape.contains(&0) { 0 } else { self.shape.iter().product() }
     }
 
     /// Whether there are no elements.
@@ -47,7 +48,8 @@ impl Layout {
             if n != 1 && s != expect {
                 return self.is_empty();
             }
-            expect *= n;
+            // As `row_major` has it.
+            expect = usize::saturating_mul(expect, n);
         }
         true
     }
@@ -106,6 +108,9 @@ impl Layout {
         let (Some(extra), true) = (extra, fits) else {
             return Err(Error::shape(format!("broadcast: {:?} does not fit {shape:?}", self.shape)));
         };
+        if !shape.contains(&0) && shape.iter().try_fold(1usize, |len, &n| len.checked_mul(n)).is_none() {
+            return Err(Error::shape(format!("broadcast: {shape:?} is too large")));
+        }
         let mut strides = vec![0; shape.len()];
         for (i, (&n, &s)) in self.shape.iter().zip(&self.strides).enumerate() {
             strides[extra + i] = if n == shape[extra + i] { s } else { 0 };

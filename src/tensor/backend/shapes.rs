@@ -41,10 +41,23 @@ pub struct Pool2d {
     pub padding: [usize; 2],
 }
 
+/// Places along an axis, if they are numbers with a sign: those in padding are counted from the first that is none.
 fn out_size(n: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Option<usize> {
     let span = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
-    Some(padding.checked_mul(2)?.checked_add(n)?.checked_sub(span)?.checked_div(stride)? + 1)
+    let padded = padding.checked_mul(2)?.checked_add(n)?;
+    isize::try_from(padded).ok()?;
+    Some(padded.checked_sub(span)?.checked_div(stride)? + 1)
 }
+
+/// Positions of a window must be numbers of 31 bits: max pooling keeps them as such.
+fn countable(op: &str, kernel: [usize; 2]) -> Result<()> {
+    match kernel[0].checked_mul(kernel[1]) {
+        Some(..=MOST_POSITIONS) => Ok(()),
+        _ => Err(Error::shape(format!("{op}: a kernel has at most {MOST_POSITIONS} positions, got {kernel:?}"))),
+    }
+}
+
+const MOST_POSITIONS: usize = i32::MAX as usize;
 
 impl Conv2d {
     /// Output height and width, or why there is none.
@@ -57,11 +70,12 @@ impl Conv2d {
                 self.kernel, self.stride, self.dilation, self.groups, self.ci, self.co
             )));
         }
+        countable("conv2d", self.kernel)?;
         let o = |i: usize| out_size(self.hw[i], self.kernel[i], self.stride[i], self.padding[i], self.dilation[i]);
         match (o(0), o(1)) {
             (Some(h), Some(w)) => Ok([h, w]),
             _ => Err(Error::shape(format!(
-                "conv2d: kernel {:?} with dilation {:?} is larger than the input {:?} with padding {:?}",
+                "conv2d: kernel {:?} with dilation {:?} does not fit the input {:?} with padding {:?}",
                 self.kernel, self.dilation, self.hw, self.padding
             ))),
         }
@@ -100,6 +114,7 @@ impl Pool2d {
     /// Output height and width, or why there is none.
     pub fn out(&self) -> Result<[usize; 2]> {
         let positive = [self.stride, self.kernel].iter().flatten().all(|&v| v > 0);
+        countable("pool2d", self.kernel)?;
         let padded = (0..2).all(|i| self.padding[i] <= self.kernel[i] / 2);
         let o = |i: usize| out_size(self.hw[i], self.kernel[i], self.stride[i], self.padding[i], 1);
         match (positive && padded, o(0), o(1)) {

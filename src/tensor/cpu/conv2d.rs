@@ -34,12 +34,16 @@ pub(crate) fn forward(cpu: &Cpu, c: Conv2d, x: View, w: View, bias: Option<View>
     let (x, w, y) = (x.slice::<f32>()?, w.slice::<f32>()?, y.slice::<f32>()?);
     let bias = bias.map(|v| v.slice::<f32>()).transpose()?;
     let out = c.out()?;
+    if y.is_empty() {
+        return Ok(());
+    }
     let (cig, cog) = (c.ci / c.groups, c.co / c.groups);
     let group = |g: usize| Problem {
         m: c.n * out[0] * out[1],
         n: cog,
         k: c.kernel[0] * c.kernel[1] * cig,
-        a: if pointwise(&c) {
+        // Without channels there are no patches, however many taps the kernel has.
+        a: if pointwise(&c) || cig == 0 {
             A::Rows { data: x.get(g * cig..).unwrap_or_default(), ld: c.ci }
         } else {
             A::Pixels(patches(&c, x, g, out))
@@ -57,6 +61,9 @@ pub(crate) fn forward(cpu: &Cpu, c: Conv2d, x: View, w: View, bias: Option<View>
 pub(crate) fn weight_grad(cpu: &Cpu, c: Conv2d, x: View, dy: View, mut dw: ViewMut) -> Result<()> {
     let (x, dy, dw) = (x.slice::<f32>()?, dy.slice::<f32>()?, dw.slice::<f32>()?);
     let out = c.out()?;
+    if dw.is_empty() {
+        return Ok(());
+    }
     let (cig, cog) = (c.ci / c.groups, c.co / c.groups);
     let group = |g: usize| Problem {
         m: c.kernel[0] * c.kernel[1] * cig,
@@ -81,6 +88,10 @@ pub(crate) fn weight_grad(cpu: &Cpu, c: Conv2d, x: View, dy: View, mut dw: ViewM
 pub(crate) fn input_grad(cpu: &Cpu, c: Conv2d, w: View, dy: View, mut dx: ViewMut) -> Result<()> {
     let (w, dy, dx) = (w.slice::<f32>()?, dy.slice::<f32>()?, dx.slice::<f32>()?);
     let out = c.out()?;
+    if w.is_empty() || dx.is_empty() {
+        dx.fill(0.0);
+        return Ok(());
+    }
     let mut problems = Vec::new();
     for g in 0..c.groups {
         for a in 0..c.stride[0].min(c.hw[0]) {

@@ -431,11 +431,17 @@ struct Step<'a> {
     last: bool,
 }
 
+/// Products of one call that are described at a time.
+const AT_ONCE: usize = 4096;
+
 /// See [`Gemm`].
 pub(crate) fn gemm(cpu: &Cpu, g: Gemm, a: View, b: View, bias: Option<View>, mut y: ViewMut) -> Result<()> {
     let (a, b, y) = (a.slice::<f32>()?, b.slice::<f32>()?, y.slice::<f32>()?);
     let bias = bias.map(|v| v.slice::<f32>()).transpose()?;
     let Gemm { batch, m, n, k, ta, tb } = g;
+    if y.is_empty() {
+        return Ok(());
+    }
     let problem = |i: usize| {
         let (a, b) = (&a[i * m * k..][..m * k], &b[i * k * n..][..k * n]);
         Problem {
@@ -449,10 +455,12 @@ pub(crate) fn gemm(cpu: &Cpu, g: Gemm, a: View, b: View, bias: Option<View>, mut
                 B::Rows { data: b, ld: n }
             },
             bias,
-            row: Box::new(move |r| (i * m + r) * n),
+            row: Box::new(move |r| (i % AT_ONCE * m + r) * n),
         }
     };
-    let problems: Vec<Problem> = (0..batch).map(problem).collect();
-    solve(cpu, &problems, y);
+    for (i, y) in y.chunks_mut(AT_ONCE * m * n).enumerate() {
+        let problems: Vec<Problem> = (i * AT_ONCE..batch.min((i + 1) * AT_ONCE)).map(problem).collect();
+        solve(cpu, &problems, y);
+    }
     Ok(())
 }

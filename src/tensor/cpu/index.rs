@@ -1,17 +1,18 @@
 //! Rows of a table by their ids.
 use super::{Cpu, elementwise::GRAIN};
 use crate::{
-    Error, Result,
-    tensor::{View, ViewMut, reference::ids},
+    Result,
+    tensor::{
+        View, ViewMut,
+        reference::{ids, inside},
+    },
 };
 
 pub(crate) fn embedding(cpu: &Cpu, table: View, at: View, mut y: ViewMut) -> Result<()> {
     let v = table.layout.shape()[0];
     let (at, table, y) = (ids(at)?, table.slice::<f32>()?, y.slice::<f32>()?);
     let d = y.len() / at.len().max(1);
-    if let Some((row, id)) = at.iter().enumerate().find(|(_, id)| !(0..v as i64).contains(id)) {
-        return Err(Error::data(format!("embedding: id {id} at row {row} is outside 0..{v}")));
-    }
+    inside("embedding", &at, v)?;
     let rows = cpu.threads.piece(at.len(), 1, GRAIN / d.max(1));
     cpu.threads.over(at.chunks(rows).zip(y.chunks_mut((rows * d).max(1))), |(at, y)| {
         for (&id, y) in at.iter().zip(y.chunks_mut(d.max(1))) {
@@ -23,7 +24,9 @@ pub(crate) fn embedding(cpu: &Cpu, table: View, at: View, mut y: ViewMut) -> Res
 
 /// Each thread owns a part of the table and looks at all ids, so that a row's gradients are added in their order.
 pub(crate) fn embedding_grad(cpu: &Cpu, at: View, dy: View, mut dtable: ViewMut) -> Result<()> {
+    let v = dtable.layout.shape()[0];
     let (at, dy, dtable) = (ids(at)?, dy.slice::<f32>()?, dtable.slice::<f32>()?);
+    inside("embedding_grad", &at, v)?;
     let d = (dy.len() / at.len().max(1)).max(1);
     let rows = cpu.threads.piece(dtable.len() / d, 1, GRAIN / d);
     cpu.threads.over(dtable.chunks_mut(rows * d).enumerate(), |(i, part)| {

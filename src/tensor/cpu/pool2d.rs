@@ -16,9 +16,15 @@ fn taps(p: &Pool2d, i: usize, j: usize) -> impl Iterator<Item = (usize, usize)> 
     })
 }
 
-/// Images are cut over the threads, since windows of one image may overlap; `unit` is the work of one.
-fn images(cpu: &Cpu, p: &Pool2d, unit: usize) -> usize {
-    cpu.threads.piece(p.n, 1, GRAIN / unit.max(1))
+/// Pieces of `count` that are worth a thread each, where one has `outputs` windows.
+fn piece(cpu: &Cpu, p: &Pool2d, count: usize, outputs: usize) -> usize {
+    cpu.threads.piece(count, 1, GRAIN / outputs.saturating_mul(p.kernel[0] * p.kernel[1]).max(1))
+}
+
+/// Elements of an image and of its output, which the threads take whole, since windows of one image may overlap; nothing if
+/// there are none of either.
+fn images(p: &Pool2d, x: &[f32], y: &[f32]) -> Option<[usize; 2]> {
+    (!x.is_empty() && !y.is_empty()).then(|| [x.len() / p.n, y.len() / p.n])
 }
 
 pub(crate) fn max_pool(cpu: &Cpu, p: Pool2d, x: View, mut y: ViewMut, mut arg: ViewMut) -> Result<()> {
@@ -27,8 +33,8 @@ pub(crate) fn max_pool(cpu: &Cpu, p: Pool2d, x: View, mut y: ViewMut, mut arg: V
         return Ok(());
     }
     let [oh, ow] = p.out()?;
-    let (image, row) = (p.hw[0] * p.hw[1] * p.c, ow * p.c);
-    let piece = cpu.threads.piece(p.n * oh, 1, GRAIN / (row * p.kernel[0] * p.kernel[1]));
+    let (image, row) = (x.len() / p.n, ow * p.c);
+    let piece = piece(cpu, &p, p.n * oh, row);
     let pieces = y.chunks_mut(piece * row).zip(arg.chunks_mut(piece * row)).enumerate();
     cpu.threads.over(pieces, |(first, (y, arg))| {
         for (r, (y, arg)) in y.chunks_mut(row).zip(arg.chunks_mut(row)).enumerate() {
@@ -87,13 +93,12 @@ fn larger(x: &[f32], k: i32, y: &mut [f32], arg: &mut [i32]) {
 
 pub(crate) fn max_pool_grad(cpu: &Cpu, p: Pool2d, arg: View, dy: View, mut dx: ViewMut) -> Result<()> {
     let (arg, dy, dx) = (arg.slice::<i32>()?, dy.slice::<f32>()?, dx.slice::<f32>()?);
-    let [oh, ow] = p.out()?;
-    let (image, out) = (p.hw[0] * p.hw[1] * p.c, oh * ow * p.c);
-    if image == 0 || out == 0 {
+    let [_, ow] = p.out()?;
+    let Some([image, out]) = images(&p, dx, dy) else {
         dx.fill(0.0);
         return Ok(());
-    }
-    let n = images(cpu, &p, out * p.kernel[0] * p.kernel[1]);
+    };
+    let n = piece(cpu, &p, p.n, out);
     let pieces = dx.chunks_mut(n * image).zip(arg.chunks(n * out)).zip(dy.chunks(n * out));
     cpu.threads.over(pieces, |((dx, arg), dy)| {
         for ((dx, arg), dy) in dx.chunks_mut(image).zip(arg.chunks(out)).zip(dy.chunks(out)) {
@@ -130,12 +135,13 @@ impl Job for MaxGrad<'_> {
 
 pub(crate) fn avg_pool(cpu: &Cpu, p: Pool2d, x: View, mut y: ViewMut) -> Result<()> {
     let (x, y) = (x.slice::<f32>()?, y.slice::<f32>()?);
-    let [oh, ow] = p.out()?;
-    let (image, out) = (p.hw[0] * p.hw[1] * p.c, oh * ow * p.c);
-    if out == 0 {
+    let [_, ow] = p.out()?;
+    let Some([image, out]) = images(&p, x, y) else {
+        // Windows of padding alone.
+        y.fill(0.0);
         return Ok(());
-    }
-    let n = images(cpu, &p, out * p.kernel[0] * p.kernel[1]);
+    };
+    let n = piece(cpu, &p, p.n, out);
     cpu.threads.over(y.chunks_mut(n * out).enumerate(), |(first, y)| {
         for (i, y) in y.chunks_mut(out).enumerate() {
             cpu.simd.run(Avg { p: &p, ow, x: &x[(first * n + i) * image..][..image], y });
@@ -169,13 +175,12 @@ impl Job for Avg<'_> {
 
 pub(crate) fn avg_pool_grad(cpu: &Cpu, p: Pool2d, dy: View, mut dx: ViewMut) -> Result<()> {
     let (dy, dx) = (dy.slice::<f32>()?, dx.slice::<f32>()?);
-    let [oh, ow] = p.out()?;
-    let (image, out) = (p.hw[0] * p.hw[1] * p.c, oh * ow * p.c);
-    if image == 0 || out == 0 {
+    let [_, ow] = p.out()?;
+    let Some([image, out]) = images(&p, dx, dy) else {
         dx.fill(0.0);
         return Ok(());
-    }
-    let n = images(cpu, &p, out * p.kernel[0] * p.kernel[1]);
+    };
+    let n = piece(cpu, &p, p.n, out);
     cpu.threads.over(dx.chunks_mut(n * image).zip(dy.chunks(n * out)), |(dx, dy)| {
         for (dx, dy) in dx.chunks_mut(image).zip(dy.chunks(out)) {
             cpu.simd.run(AvgGrad { p: &p, ow, dy, dx });

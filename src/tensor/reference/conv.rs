@@ -10,6 +10,9 @@ fn at(o: usize, k: usize, stride: usize, dilation: usize, padding: usize, n: usi
 fn products(c: Conv2d, mut f: impl FnMut(usize, usize, usize)) -> Result<()> {
     let [oh, ow] = c.out()?;
     let (cig, cog) = (c.ci / c.groups, c.co / c.groups);
+    if cig == 0 || cog == 0 {
+        return Ok(());
+    }
     for n in 0..c.n {
         for (i, j) in (0..oh).flat_map(|i| (0..ow).map(move |j| (i, j))) {
             for o in 0..c.co {
@@ -60,6 +63,9 @@ pub(super) fn weight_grad<T: Element>(c: Conv2d, x: &[T], dy: &[T], dw: &mut [T]
 /// Calls `f(y, k, x)` for every output and the elements of its window: k its position there, x its place in the input.
 fn windows(p: Pool2d, mut f: impl FnMut(usize, usize, usize)) -> Result<()> {
     let [oh, ow] = p.out()?;
+    if p.c == 0 {
+        return Ok(());
+    }
     for n in 0..p.n {
         for (i, j) in (0..oh).flat_map(|i| (0..ow).map(move |j| (i, j))) {
             for c in 0..p.c {

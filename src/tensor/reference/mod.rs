@@ -140,6 +140,14 @@ pub(crate) fn ids(v: View) -> Result<Vec<i64>> {
     }
 }
 
+/// An error unless all of `ids` are rows of a table of `v`.
+pub(crate) fn inside(op: &str, ids: &[i64], v: usize) -> Result<()> {
+    match ids.iter().enumerate().find(|(_, id)| !(0..v as i64).contains(id)) {
+        Some((row, id)) => Err(Error::data(format!("{op}: id {id} at row {row} is outside 0..{v}"))),
+        None => Ok(()),
+    }
+}
+
 /// The random number of element `offset` of `sample` in a dropout.
 pub(crate) fn dropout_draw(rng: &Philox, sample: u64, offset: usize) -> f32 {
     Philox::unit(rng.block(sample, offset as u64 / 4)[offset % 4])
@@ -209,11 +217,15 @@ impl Backend for Reference {
     fn reduce(&self, op: Reduce, [outer, mid, inner]: [usize; 3], x: View, mut y: ViewMut) -> Result<()> {
         with_float!(y.dtype, "reduce", T => {
             let (x, y) = (x.slice::<T>()?, y.slice::<T>()?);
+            if y.is_empty() {
+                return Ok(());
+            }
             for o in 0..outer {
                 for i in 0..inner {
                     let column = (0..mid).map(|m| x[(o * mid + m) * inner + i].to_f64());
                     y[o * inner + i] = T::from_f64(match op {
-                        Reduce::Sum => column.sum(),
+                        // From +0, which a sum of nothing is.
+                        Reduce::Sum => column.fold(0.0, |a, b| a + b),
                         Reduce::Max => column.fold(f64::NEG_INFINITY, |a, b| binary(Binary::Max, a, b)),
                     });
                 }
@@ -230,6 +242,9 @@ impl Backend for Reference {
         with_float!(y.dtype, "gemm", T => {
             let (a, b, y) = (a.slice::<T>()?, b.slice::<T>()?, y.slice::<T>()?);
             let bias = bias.map(|v| v.slice::<T>()).transpose()?;
+            if y.is_empty() {
+                return Ok(());
+            }
             for batch in 0..g.batch {
                 for i in 0..g.m {
                     for j in 0..g.n {
@@ -470,14 +485,13 @@ impl Backend for Reference {
     }
 
     fn embedding(&self, table: View, ids_: View, mut y: ViewMut) -> Result<()> {
-        let (ids, v) = (ids(ids_)?, table.layout.shape()[0]);
+        let ids = ids(ids_)?;
+        inside("embedding", &ids, table.layout.shape()[0])?;
         with_float!(table.dtype, "embedding", T => {
             let (table, y) = (table.slice::<T>()?, y.slice::<T>()?);
             let d = y.len() / ids.len().max(1);
             for (row, &id) in ids.iter().enumerate() {
-                let id = usize::try_from(id).ok().filter(|&i| i < v);
-                let id = id.ok_or_else(|| Error::data(format!("embedding: id {} at row {row} is outside 0..{v}", ids[row])))?;
-                y[row * d..][..d].copy_from_slice(&table[id * d..][..d]);
+                y[row * d..][..d].copy_from_slice(&table[id as usize * d..][..d]);
             }
             Ok(())
         })
@@ -485,6 +499,7 @@ impl Backend for Reference {
 
     fn embedding_grad(&self, ids_: View, dy: View, mut dtable: ViewMut) -> Result<()> {
         let ids = ids(ids_)?;
+        inside("embedding_grad", &ids, dtable.layout.shape()[0])?;
         with_float!(dy.dtype, "embedding_grad", T => {
             let (dy, dtable) = (dy.slice::<T>()?, dtable.slice::<T>()?);
             let d = dy.len() / ids.len().max(1);
