@@ -80,12 +80,10 @@ impl Job for Momentum<'_> {
     fn run(self) {
         let Momentum { s, g, w, v } = self;
         let (lr, decay, momentum) = (s.lr as f32, s.decay as f32, s.momentum as f32);
-        // w ← w − lr·(now·g + then·v)
-        let (now, then) = if s.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
         for ((w, v), g) in w.iter_mut().zip(v).zip(g) {
             let g = g + decay * *w;
             *v = momentum * *v + g;
-            *w -= lr * (now * g + then * *v);
+            *w -= lr * if s.nesterov { g + momentum * *v } else { *v };
         }
     }
 }

@@ -100,7 +100,9 @@ pub(crate) fn cross_entropy(
                 let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / c.v as f64;
                 loss += c.smoothing * (log_sum - mean);
             }
-            *row = (loss, !sum.is_nan() && x.iter().position(|&v| v == max) == Some(k));
+            // Infinities alone make the sum a NaN too, but one of them is the largest.
+            let numbers = !sum.is_nan() || !x.iter().any(|v| v.is_nan());
+            *row = (loss, numbers && x.iter().position(|&v| v == max) == Some(k));
         }
         Ok(())
     })?;
@@ -108,7 +110,7 @@ pub(crate) fn cross_entropy(
         // There were no rows to look at; every class that counts is outside.
         (0..c.m).try_for_each(|r| class(c, &classes, r).map(drop))?;
     }
-    loss.slice::<f32>()?[0] = rows.iter().map(|r| r.0).sum::<f64>() as f32;
+    loss.slice::<f32>()?[0] = rows.iter().fold(0.0, |sum, r| sum + r.0) as f32;
     correct.slice::<f32>()?[0] = rows.iter().filter(|r| r.1).count() as f32;
     Ok(())
 }
