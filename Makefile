@@ -30,6 +30,8 @@ bench: release
 bench-peers: release
 	@scripts/bench-products.sh
 	@scripts/bench-peers.sh
+	@echo 'bench: without Winograd'; WINOGRAD=0 THREADS=1 ROUNDS=1 scripts/bench-peers.sh
+	@echo 'bench: AVX2'; ISA=avx2 THREADS=1 ROUNDS=1 scripts/bench-peers.sh
 
 docs: setup
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features mpi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Times training steps of seven models, ours and PyTorch's in turn, and prints the medians of the rounds at 1 and 2 threads, with
 # the geometric mean of the ratios. $TORCH_PYTHON names a Python that has torch; without it ours are timed alone.
-# ROUNDS (3), THREADS ("1 2") and CASES (all) may be set; BUSY=1 does not wait for a quiet machine.
+# ROUNDS (3), THREADS ("1 2") and CASES (all) may be set; BUSY=1 does not wait for a quiet machine. WINOGRAD=0 takes convolutions
+# without Winograd's products; ISA=avx2 keeps both sides to AVX2.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +15,13 @@ trap 'rm -rf "$results"' EXIT
 
 . scripts/quiet.sh
 
-ours() { timeout -k 5 600 "$program" bench step --case "$1" --threads "$2" --json; }
+more=()
+[ "${WINOGRAD:-1}" = 1 ] || more=(--no-winograd)
+if [ -n "${ISA:-}" ]; then
+  export PIPEWRIGHT_ISA=$ISA ATEN_CPU_CAPABILITY=$ISA ONEDNN_MAX_CPU_ISA=${ISA^^} MKL_ENABLE_INSTRUCTIONS=${ISA^^}
+fi
+
+ours() { timeout -k 5 600 "$program" bench step --case "$1" --threads "$2" --json "${more[@]}"; }
 theirs() { timeout -k 5 600 "$TORCH_PYTHON" benches/peers/pytorch.py "$1" "$2"; }
 
 [ -n "${TORCH_PYTHON:-}" ] || echo "bench: TORCH_PYTHON names no Python with torch: ours alone"
