@@ -11,7 +11,30 @@ rounds=${ROUNDS:-3}
 threads=${THREADS:-1 2}
 cases=${CASES:-mlp_b128 lenet_b64 vgg16_32_b32 vgg16_224_b4 resnet18_32_b32 gpt_d256_l6_t128_b8 lstm_d512_l4_t32_b32}
 results=$(mktemp -d)
-trap 'rm -rf "$results"' EXIT
+touch "$results/ours" "$results/theirs"
+
+# What was measured, be it cut short.
+report() {
+  jq -n -r --slurpfile ours "$results/ours" --slurpfile theirs "$results/theirs" '
+  def r(n): if . == null then "-" else . * pow(10; n) | round / pow(10; n) end;
+  def mib: if . == null then "-" else . / 1048576 | round end;
+  # The median of a field over the rounds of one case.
+  def median(all; one; field): all | map(select(.case == one.case and .threads == one.threads)[field]) | sort
+    | .[(length - 1) / 2 | floor];
+  def line: map(tostring) | "\(.[0])\(" " * (24 - (.[0] | length)))" + (.[1:] | map(" " * ([11 - length, 1] | max) + .) | add);
+  [$ours | unique_by(.threads, .case)[] | . as $c | {case, threads,
+    ours: median($ours; $c; "median_ms"), theirs: median($theirs; $c; "median_ms"), gflops: median($ours; $c; "gflops"),
+    memory: median($ours; $c; "rss_bytes"), memory2: median($theirs; $c; "rss_bytes")}
+    | .ratio = (if .theirs then .theirs / .ours else null end)]
+  | group_by(.threads)[]
+  | (["\(.[0].threads) threads", "ours ms", "PyTorch ms", "ratio", "GFLOP/s", "MiB", "PyTorch"] | line),
+    (.[] | [.case, (.ours | r(1)), (.theirs | r(1)), (.ratio | r(2)), (.gflops | r(1)), (.memory | mib), (.memory2 | mib)] | line),
+    (map(.ratio // empty) | if length > 0 then "bench: \(map(log) | add / length | exp | r(2)) times as fast as PyTorch (geometric mean)" else empty end)'
+  rm -rf "$results"
+}
+trap report EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 . scripts/quiet.sh
 
@@ -35,20 +58,3 @@ for t in $threads; do
     done
   done
 done
-
-touch "$results/theirs"
-jq -n -r --slurpfile ours "$results/ours" --slurpfile theirs "$results/theirs" '
-  def r(n): if . == null then "-" else . * pow(10; n) | round / pow(10; n) end;
-  def mib: if . == null then "-" else . / 1048576 | round end;
-  # The median of a field over the rounds of one case.
-  def median(all; one; field): all | map(select(.case == one.case and .threads == one.threads)[field]) | sort
-    | .[(length - 1) / 2 | floor];
-  def line: map(tostring) | "\(.[0])\(" " * (24 - (.[0] | length)))" + (.[1:] | map(" " * ([11 - length, 1] | max) + .) | add);
-  [$ours | unique_by(.threads, .case)[] | . as $c | {case, threads,
-    ours: median($ours; $c; "median_ms"), theirs: median($theirs; $c; "median_ms"), gflops: median($ours; $c; "gflops"),
-    memory: median($ours; $c; "rss_bytes"), memory2: median($theirs; $c; "rss_bytes")}
-    | .ratio = (if .theirs then .theirs / .ours else null end)]
-  | group_by(.threads)[]
-  | (["\(.[0].threads) threads", "ours ms", "PyTorch ms", "ratio", "GFLOP/s", "MiB", "PyTorch"] | line),
-    (.[] | [.case, (.ours | r(1)), (.theirs | r(1)), (.ratio | r(2)), (.gflops | r(1)), (.memory | mib), (.memory2 | mib)] | line),
-    (map(.ratio // empty) | if length > 0 then "bench: \(map(log) | add / length | exp | r(2)) times as fast as PyTorch (geometric mean)" else empty end)'
