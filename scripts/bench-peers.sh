@@ -13,7 +13,8 @@ cases=${CASES:-mlp_b128 lenet_b64 vgg16_32_b32 vgg16_224_b4 resnet18_32_b32 gpt_
 results=$(mktemp -d)
 touch "$results/ours" "$results/theirs"
 
-# What was measured, be it cut short.
+# What was measured, be it cut short; then standard output may be that of a run.
+exec 3>&1
 report() {
   jq -n -r --slurpfile ours "$results/ours" --slurpfile theirs "$results/theirs" '
   def r(n): if . == null then "-" else . * pow(10; n) | round / pow(10; n) end;
@@ -29,7 +30,7 @@ report() {
   | group_by(.threads)[]
   | (["\(.[0].threads) threads", "ours ms", "PyTorch ms", "ratio", "GFLOP/s", "MiB", "PyTorch"] | line),
     (.[] | [.case, (.ours | r(1)), (.theirs | r(1)), (.ratio | r(2)), (.gflops | r(1)), (.memory | mib), (.memory2 | mib)] | line),
-    (map(.ratio // empty) | if length > 0 then "bench: \(map(log) | add / length | exp | r(2)) times as fast as PyTorch (geometric mean)" else empty end)'
+    (map(.ratio // empty) | if length > 0 then "bench: \(map(log) | add / length | exp | r(2)) times as fast as PyTorch (geometric mean)" else empty end)' >&3
   rm -rf "$results"
 }
 trap report EXIT
