@@ -3,7 +3,7 @@ use pipewright::{
     Result,
     tensor::{
         CpuOptions, DType, Device, Isa, Tensor,
-        backend::{Attention, Conv2d, CrossEntropy, Lstm, Pool2d, Reduce, SgdStep},
+        backend::{Attention, Conv2d, CrossEntropy, Lstm, Pool2d, Reduce, SgdStep, Unary},
     },
 };
 
@@ -263,4 +263,43 @@ fn devices_have_a_number_of_threads() {
         let e = Device::cpu(threads).expect_err("no such device").to_string();
         assert!(e.contains(words), "{e}");
     }
+}
+
+/// Numbers below the smallest normal one are numbers: no kernel takes them for zeros.
+#[test]
+fn denormals_are_numbers() -> Result<()> {
+    for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [1, 2].map(|t| (isa, t))) {
+        let device = Device::cpu_with(CpuOptions { threads, ..CpuOptions::new(isa) })?;
+        let tiny = |shape: &[usize]| Tensor::full(1e-40, shape, DType::F32, &device);
+        let all = |x: &Tensor, value: f32| -> Result<bool> { Ok(x.to_host::<f32>()?.iter().all(|&x| x == value)) };
+        let n = 100_000;
+        assert!(all(&tiny(&[n])?.add(&tiny(&[n])?)?, 2.0 * 1e-40f32)?, "{isa}: sums");
+        assert!(all(&tiny(&[n])?.unary(Unary::Relu)?, 1e-40)?, "{isa}: relu");
+        assert!(all(&tiny(&[n])?.affine(0.5, 0.0)?, 0.5 * 1e-40f32)?, "{isa}: products");
+        let ones = Tensor::full(1.0, &[64, 64], DType::F32, &device)?;
+        assert!(all(&tiny(&[200, 64])?.gemm(false, &ones, true, None)?, 64.0 * 1e-40f32)?, "{isa}: gemm");
+        let exp: Vec<f32> = Tensor::full(-100.0, &[n], DType::F32, &device)?.unary(Unary::Exp)?.to_host()?;
+        assert!(exp.iter().all(|&y| y > 3.7e-44 && y < 3.9e-44), "{isa}: exp");
+    }
+    Ok(())
+}
+
+#[test]
+fn wrong_ids_are_errors() -> Result<()> {
+    for device in [Device::cpu(2)?, Device::reference()] {
+        let table = Tensor::zeros(&[3, 2], DType::F32, &device)?;
+        let ids = Tensor::from_host(&[0i64, 3], &[2], &device)?;
+        let e = table.embedding(&ids).expect_err("an id outside").to_string();
+        assert!(e.contains("embedding: id 3 at row 1 is outside 0..3"), "{e}");
+        for (wrong, says) in [([0i64, 3], "id 3 at row 1"), ([-1, 0], "id -1 at row 0")] {
+            let wrong = Tensor::from_host(&wrong, &[2], &device)?;
+            let dy = Tensor::zeros(&[2, 2], DType::F32, &device)?;
+            let e = dy.embedding_grad(3, &wrong).expect_err("an id outside").to_string();
+            assert!(e.contains(&format!("embedding_grad: {says} is outside 0..3")), "{e}");
+        }
+        let c = CrossEntropy { m: 2, v: 3, smoothing: 0.0, ignore: None };
+        let e = Tensor::zeros(&[2, 3], DType::F32, &device)?.cross_entropy(c, &ids).expect_err("a class outside");
+        assert!(e.to_string().contains("class 3 at row 1 is outside 0..3"), "{e}");
+    }
+    Ok(())
 }

@@ -64,8 +64,7 @@ pub(crate) struct Carry {
     pieces: usize,
     of_row: usize,
     left: usize,
-    /// Elements from a piece to the next, and what comes on top from a row's end to the next row.
-    step: usize,
+    /// Elements from a row's end to the next row.
     skip: [usize; 2],
     /// Pieces that are copied every [`BETWEEN`] steps.
     rate: usize,
@@ -89,7 +88,6 @@ impl Carry {
         pieces: 0,
         of_row: 0,
         left: 0,
-        step: 0,
         skip: [0; 2],
         rate: 0,
     };
@@ -108,7 +106,6 @@ impl Carry {
             pieces: r.pieces,
             of_row: r.pieces,
             left,
-            step: r.len,
             skip: [r.from.wrapping_sub(width), r.to.wrapping_sub(width)],
             rate: (left * BETWEEN).div_ceil(steps.max(1)),
         }
@@ -133,8 +130,8 @@ impl Carry {
                     }
                 }
             }
-            self.from = self.from.wrapping_add(self.step);
-            self.to = self.to.wrapping_add(self.step);
+            self.from = self.from.wrapping_add(self.len);
+            self.to = self.to.wrapping_add(self.len);
             self.left -= 1;
             self.of_row -= 1;
             if self.of_row == 0 {

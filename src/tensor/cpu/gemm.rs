@@ -300,7 +300,6 @@ impl Worker<'_, '_> {
         if k > 0 {
             p.a.pack(simd, if carries { rows(0) } else { step.rows.clone() }, step.q.clone(), mr, self.a);
         }
-        let mut b_ready = false;
         let mut ahead = Ahead::NOTHING;
         for j in (0..width).step_by(nr) {
             let (at, cols) = (step.cols.start + j, nr.min(width - j));
@@ -318,11 +317,11 @@ impl Worker<'_, '_> {
                     Packed::Soon(b) => {
                         let (even, odd) = b.split_at_mut(k * nr);
                         let [here, other] = if (j / nr).is_multiple_of(2) { [even, odd] } else { [odd, even] };
-                        if !b_ready {
+                        // The first one; the others while the last tile before was computed, if they are whole.
+                        if j == 0 || cols < nr || !p.b.can_carry() {
                             p.b.pack(simd, step.q.clone(), at..at + cols, nr, &mut here[..k * nr]);
                         }
-                        b_ready = next.len() == nr && p.b.can_carry();
-                        there = b_ready.then_some(other);
+                        there = (next.len() == nr && p.b.can_carry()).then_some(other);
                         ahead.b = match next.is_empty() {
                             true => Fetch::NOTHING,
                             false => p.b.fetch(step.q.clone(), next.clone(), k * (tiles - 1).max(1)),
