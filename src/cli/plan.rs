@@ -1,4 +1,6 @@
 //! `pipewright plan`
+mod workers;
+
 use super::{print, print_json, profiled::Profiled};
 use crate::{
     Error, Result,
@@ -14,18 +16,24 @@ use std::path::PathBuf;
 pub(super) struct Args {
     #[command(flatten)]
     profiled: Profiled,
-    /// Stages, one worker each
-    #[arg(long, default_value_t = 4)]
-    stages: usize,
+    /// Stages, one worker each [default: 4]; with --workers, the most stages there may be
+    #[arg(long)]
+    stages: Option<usize>,
+    /// Workers, innermost level first: 4,4 are four servers of four. Plans replicated stages, of a model, or of the published text
+    /// format with --profile
+    #[arg(long, value_delimiter = ',')]
+    workers: Vec<usize>,
     /// Micro-batches that share an update
     #[arg(long, default_value_t = 1)]
     micro_batches: usize,
-    /// Bytes per second of the links between workers
-    #[arg(long, default_value_t = 5e9)]
-    bandwidth: f64,
-    /// Seconds of latency of the links
-    #[arg(long, default_value_t = 1e-6)]
-    latency: f64,
+    /// Bytes per second of the links between workers, per direction [default: 5e9]; with --workers, of each level
+    #[arg(long, value_delimiter = ',')]
+    bandwidth: Vec<f64>,
+    /// Seconds of latency of the links [default: 1e-6]; with --workers, of each level [default: 0]
+    #[arg(long, value_delimiter = ',')]
+    latency: Vec<f64>,
+    #[command(flatten)]
+    replicated: workers::Options,
     /// Writes the profile here
     #[arg(long)]
     save_profile: Option<PathBuf>,
@@ -43,17 +51,22 @@ struct Answer {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
+    if !args.workers.is_empty() {
+        return workers::run(args);
+    }
+    args.replicated.refuse_without_workers(args)?;
     let (graph, profile) = args.profiled.load()?;
     let size = args.profiled.micro_batch;
     if let Some(path) = &args.save_profile {
         profile.save(path)?;
     }
-    let link = Link { latency: args.latency, bandwidth: args.bandwidth };
+    let link =
+        Link { latency: one("latency", &args.latency, 1e-6)?, bandwidth: one("bandwidth", &args.bandwidth, 5e9)? };
     if args.micro_batches == 0 {
         return Err(Error::config("micro_batches: 1 or more expected, got 0"));
     }
     let costs: Vec<NodeCost> = profile.at(size)?.iter().map(|c| c.per_micro_batch(args.micro_batches)).collect();
-    let planned = plan_straight(&graph, &costs, link, args.stages, size, DType::F32)?;
+    let planned = plan_straight(&graph, &costs, link, args.stages.unwrap_or(4), size, DType::F32)?;
     if args.json {
         let names = |nodes: &Vec<usize>| nodes.iter().map(|&n| graph.nodes()[n].name.clone()).collect();
         return print_json(&Answer {
@@ -65,4 +78,13 @@ pub(super) fn run(args: &Args) -> Result<()> {
     }
     let text = planned.plan.to_text_with(&graph, &planned.stage_seconds);
     print(&format!("{text}\n# in steady state {:.1} samples/s\n", size as f64 / planned.bottleneck()))
+}
+
+/// The value of an option of which there is one where there are no levels.
+fn one(name: &str, given: &[f64], default: f64) -> Result<f64> {
+    match given {
+        [] => Ok(default),
+        [value] => Ok(*value),
+        _ => Err(Error::config(format!("{name}: one number expected without --workers, got {given:?}"))),
+    }
 }

@@ -52,7 +52,7 @@ pub(super) struct Profiled {
     pub(super) micro_batch: usize,
     /// A profile that was saved; without it the model is measured here
     #[arg(long)]
-    profile: Option<PathBuf>,
+    pub(super) profile: Option<PathBuf>,
 }
 
 impl Profiled {

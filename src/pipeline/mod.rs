@@ -11,6 +11,7 @@ pub mod profile;
 pub mod schedule;
 pub mod stage;
 pub mod status;
+pub mod topology;
 pub mod transport;
 pub mod weights;
 pub mod worker;

@@ -1,5 +1,9 @@
-//! What each node of a graph costs: measured, or estimated from operation counts.
+//! What each node of a graph costs: measured, estimated from operation counts, or published by others.
+mod cost_graph;
+mod published;
 mod rehearsal;
+
+pub use cost_graph::{CostGraph, CostNode, Trimmed};
 
 use crate::{
     Context, Error, Result,

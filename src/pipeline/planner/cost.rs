@@ -1,0 +1,207 @@
+//! What a plan with replicated stages costs under an asynchronous 1F1B schedule (Narayanan et al., SOSP 2019), and what it holds.
+//!
+//! - A stage of r replicas takes `(F + max(B, S)) / r` seconds per minibatch. S is the all-reduce of its gradients, once a round of r
+//!   minibatches: a ring moves `2(r-1)/r` of them over the slowest link among the replicas, in `2(r-1)` messages, while B runs. F of
+//!   the next round reads the weights that it updates, so F hides none of it.
+//! - An edge takes as long as the busiest of the links that its messages pass, each way: minibatch j goes from replica `j mod r` to
+//!   replica `j mod r'`, and each worker, and each group of workers, has one link to the others. What is read some stages later counts
+//!   at every cut that it passes. A latency delays messages, but the next one need not wait for it.
+//! - The minibatches follow each other at the pace of the slowest of these.
+//! - A stage with a warm-up of w minibatches holds `(w + 1)` of each of: what its nodes keep for B, what it receives, and its
+//!   weights; and its gradients and the state of the optimizer once. The state is taken to be as large as the weights (momentum).
+use crate::{
+    Error, Result,
+    pipeline::{
+        profile::CostGraph,
+        topology::{Link, Topology},
+    },
+};
+
+/// A stage: its nodes, and the workers that hold it, ascending in both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The nodes.
+    pub nodes: Vec<usize>,
+    /// The workers: minibatch j runs on `workers[j % workers.len()]`.
+    pub workers: Vec<usize>,
+}
+
+/// What a plan costs and holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// Seconds of each stage per minibatch.
+    pub stage_seconds: Vec<f64>,
+    /// Seconds of each all-reduce, per minibatch, hidden or not.
+    pub sync_seconds: Vec<f64>,
+    /// Seconds of each edge between neighbouring stages per minibatch, the same each way.
+    pub edge_seconds: Vec<f64>,
+    /// Minibatches that each stage has in flight before its first backward pass.
+    pub warm_up: Vec<usize>,
+    /// Bytes that each worker of a stage holds.
+    pub memory: Vec<f64>,
+}
+
+impl Judged {
+    /// Seconds per minibatch in steady state: the slowest stage or edge.
+    pub fn seconds(&self) -> f64 {
+        self.stage_seconds.iter().chain(&self.edge_seconds).copied().fold(0.0, f64::max)
+    }
+
+    /// The bytes of the worker that holds the most.
+    pub fn most_memory(&self) -> f64 {
+        self.memory.iter().copied().fold(0.0, f64::max)
+    }
+}
+
+/// What `stages`, in order, cost and hold.
+///
+/// # Errors
+/// If they are no plan: a node or a worker is in two stages or is not there, a node is in none, a stage has no node or no worker, or a
+/// node reads one of a later stage.
+pub fn judge(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> Result<Judged> {
+    let stage_of = check(graph, topology, stages)?;
+    // What crosses the cut after each stage.
+    let mut crossing = vec![0.0; stages.len()];
+    for (n, node) in graph.nodes().iter().enumerate() {
+        let last = graph.readers(n).iter().map(|&r| stage_of[r]).max().unwrap_or(0);
+        (stage_of[n]..last).for_each(|cut| crossing[cut] += node.output_bytes);
+    }
+    let warm_up = warm_up(&stages.iter().map(|s| s.workers.len()).collect::<Vec<_>>());
+    let mut judged = Judged {
+        stage_seconds: Vec::new(),
+        sync_seconds: Vec::new(),
+        edge_seconds: stages
+            .windows(2)
+            .zip(&crossing)
+            .map(|(s, bytes)| bytes * seconds_per_byte(topology, &s[0].workers, &s[1].workers))
+            .collect(),
+        warm_up,
+        memory: Vec::new(),
+    };
+    for (s, stage) in stages.iter().enumerate() {
+        let mut held = Held::default();
+        stage.nodes.iter().for_each(|&n| held.add(graph, n));
+        let received = if s > 0 { crossing[s - 1] } else { 0.0 };
+        let replicas = stage.workers.len();
+        let sync = all_reduce(replicas, held.param_bytes, link_among(topology, &stage.workers));
+        judged.stage_seconds.push(held.seconds(replicas, sync));
+        judged.sync_seconds.push(sync / replicas as f64);
+        judged.memory.push(held.memory(received, judged.warm_up[s]));
+    }
+    Ok(judged)
+}
+
+/// The stage of each node.
+fn check(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> Result<Vec<usize>> {
+    let mut stage_of = vec![None; graph.nodes().len()];
+    let mut is_taken = vec![false; topology.workers()];
+    for (s, stage) in stages.iter().enumerate() {
+        if stage.nodes.is_empty() || stage.workers.is_empty() {
+            return Err(Error::plan(format!(
+                "stage {s} has no {}",
+                if stage.nodes.is_empty() { "node" } else { "worker" }
+            )));
+        }
+        for &n in &stage.nodes {
+            if stage_of.get_mut(n).is_none_or(|of| of.replace(s).is_some()) {
+                return Err(Error::plan(format!("node {n} of stage {s} is in another too, or is not there")));
+            }
+        }
+        for &w in &stage.workers {
+            if is_taken.get_mut(w).is_none_or(|taken| std::mem::replace(taken, true)) {
+                return Err(Error::plan(format!("worker {w} of stage {s} is in another too, or is not there")));
+            }
+        }
+    }
+    let name = |n: usize| &graph.nodes()[n].name;
+    let place =
+        |(n, of): (usize, Option<usize>)| of.ok_or_else(|| Error::plan(format!("node {:?} is in no stage", name(n))));
+    let stage_of = stage_of.into_iter().enumerate().map(place).collect::<Result<Vec<usize>>>()?;
+    for (n, of) in stage_of.iter().enumerate() {
+        if let Some(&s) = graph.sources(n).iter().find(|&&s| stage_of[s] > *of) {
+            let later = stage_of[s];
+            return Err(Error::plan(format!("{:?} in stage {of} reads {:?} in stage {later}", name(n), name(s))));
+        }
+    }
+    Ok(stage_of)
+}
+
+/// Minibatches that each stage has in flight before its first backward pass, of stages with these numbers of replicas:
+/// `w_i = ⌊(Σ_{t≥i} R_t - 1) / R_i⌋`.
+pub fn warm_up(replicas: &[usize]) -> Vec<usize> {
+    let mut after = 0;
+    let mut all: Vec<usize> = replicas
+        .iter()
+        .rev()
+        .map(|&r| {
+            after += r;
+            (after - 1) / r.max(1)
+        })
+        .collect();
+    all.reverse();
+    all
+}
+
+/// The sums over the nodes of a stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Held {
+    pub(super) forward: f64,
+    pub(super) backward: f64,
+    pub(super) param_bytes: f64,
+    pub(super) saved_bytes: f64,
+}
+
+impl Held {
+    pub(super) fn add(&mut self, graph: &CostGraph, node: usize) {
+        let node = &graph.nodes()[node];
+        self.forward += node.forward;
+        self.backward += node.backward;
+        self.param_bytes += node.param_bytes;
+        self.saved_bytes += node.saved_bytes;
+    }
+
+    /// Seconds per minibatch on so many replicas, whose all-reduce takes `sync` seconds.
+    pub(super) fn seconds(&self, replicas: usize, sync: f64) -> f64 {
+        (self.forward + self.backward.max(sync)) / replicas as f64
+    }
+
+    /// Bytes that a worker holds, of which `received` are what a minibatch brings from the stage before.
+    pub(super) fn memory(&self, received: f64, warm_up: usize) -> f64 {
+        let versions = warm_up as f64 + 1.0;
+        // Gradients and the optimizer's state.
+        versions * (self.saved_bytes + received + self.param_bytes) + 2.0 * self.param_bytes
+    }
+}
+
+/// Seconds of a ring all-reduce of `bytes` among `replicas` workers.
+pub(super) fn all_reduce(replicas: usize, bytes: f64, link: Link) -> f64 {
+    let steps = 2.0 * (replicas as f64 - 1.0);
+    if replicas < 2 { 0.0 } else { steps / replicas as f64 * bytes / link.bandwidth + steps * link.latency }
+}
+
+/// The slowest link that messages among `workers` pass.
+pub(super) fn link_among(topology: &Topology, workers: &[usize]) -> Link {
+    let level = workers.iter().filter_map(|&w| topology.between(workers[0], w)).max();
+    level.map_or(Link { latency: 0.0, bandwidth: f64::INFINITY }, |l| topology.slowest(l))
+}
+
+/// Seconds that a byte of each minibatch keeps the busiest link busy, from a stage on `from` to one on `to`.
+pub(super) fn seconds_per_byte(topology: &Topology, from: &[usize], to: &[usize]) -> f64 {
+    // After the period of both round robins all repeats.
+    let period = (1..=to.len()).map(|k| k * from.len()).find(|p| p % to.len() == 0).unwrap_or(0);
+    let mut busiest = 0.0_f64;
+    for (level, l) in topology.levels().iter().enumerate() {
+        let group = topology.group(level);
+        let mut messages = vec![[0usize; 2]; topology.workers() / group];
+        for j in 0..period {
+            let (a, b) = (from[j % from.len()] / group, to[j % to.len()] / group);
+            if a != b {
+                messages[a][0] += 1;
+                messages[b][1] += 1;
+            }
+        }
+        let most = messages.iter().flatten().max().copied().unwrap_or(0);
+        busiest = busiest.max(most as f64 / period as f64 / l.link.bandwidth);
+    }
+    busiest
+}

@@ -1,0 +1,270 @@
+//! The best straight partition: stages of neighbouring layers, one worker each.
+use crate::{
+    Error, Result,
+    layers::{Graph, NodeId, Value},
+    pipeline::{plan::Plan, profile::NodeCost, topology::Link},
+    tensor::DType,
+};
+
+/// A plan and what it was chosen for.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// Seconds of each stage for a micro-batch: F, B and its part of the update.
+    pub stage_seconds: Vec<f64>,
+    /// Seconds that crossing each cut takes for a micro-batch, there and back.
+    pub cut_seconds: Vec<f64>,
+    /// Seconds that the messages of each edge of the plan take for a micro-batch: forward, backward.
+    pub edge_seconds: Vec<[f64; 2]>,
+}
+
+impl Planned {
+    /// Seconds per micro-batch in steady state: the slowest stage or cut.
+    pub fn bottleneck(&self) -> f64 {
+        self.stage_seconds.iter().chain(&self.cut_seconds).copied().fold(0.0, f64::max)
+    }
+}
+
+/// A place between two neighbouring layers.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Seconds that crossing it takes, there and back.
+    seconds: f64,
+    /// Bytes that cross it, there and back.
+    bytes: usize,
+    /// Whether nodes with shared parameters stay together.
+    allowed: bool,
+}
+
+/// Cuts the graph into `stages` stages so that the slowest stage or cut is as fast as can be. Of equal plans it takes the one that
+/// moves fewer bytes, then the more even one (by the sum of the squares of the stages' times), then later cuts.
+///
+/// A value that is read some stages later counts at every cut that it passes. `costs` are those of the micro-batch of `samples`
+/// samples that will run, with its part of an update ([`NodeCost::per_micro_batch`]).
+///
+/// # Errors
+/// If there are more stages than layers, only cuts that would separate nodes with shared parameters, or a cost or the link is not
+/// a time that can be.
+pub fn plan_straight(
+    graph: &Graph,
+    costs: &[NodeCost],
+    link: Link,
+    stages: usize,
+    samples: usize,
+    dtype: DType,
+) -> Result<Planned> {
+    if costs.len() != graph.nodes().len() {
+        return Err(Error::plan(format!("costs of {} nodes for a model of {}", costs.len(), graph.nodes().len())));
+    }
+    if let Some(c) = costs.iter().find(|c| !(c.seconds().is_finite() && c.seconds() >= 0.0)) {
+        return Err(Error::plan(format!("node {:?} takes {} s; 0 or more expected", c.node, c.seconds())));
+    }
+    link.check()?;
+    let layers = graph.layers().collect::<Vec<_>>();
+    let crossing = crossing_bytes(graph, &layers, samples, dtype);
+    let cut = |([forward, backward], allowed): (&[usize; 2], bool)| Cut {
+        seconds: link.seconds(*forward) + if *backward > 0 { link.seconds(*backward) } else { 0.0 },
+        bytes: forward + backward,
+        allowed,
+    };
+    let cuts: Vec<Cut> = crossing.iter().zip(allowed_cuts(graph, &layers)).map(cut).collect();
+    let until = sums(layers.iter().map(|&l| costs[l].seconds()));
+    let chosen = best_cuts(&until, &cuts, stages)?;
+    let plan = Plan::straight(graph, &chosen.iter().map(|&c| layers[c]).collect::<Vec<_>>())?;
+    let bounds: Vec<usize> = [0].into_iter().chain(chosen.iter().copied()).chain([layers.len()]).collect();
+    let edge = |e| {
+        let [forward, backward] = plan.message_bytes(graph, e, samples, dtype);
+        [link.seconds(forward), if backward > 0 { link.seconds(backward) } else { 0.0 }]
+    };
+    Ok(Planned {
+        stage_seconds: bounds.windows(2).map(|b| until[b[1]] - until[b[0]]).collect(),
+        cut_seconds: chosen.iter().map(|&c| cuts[c].seconds).collect(),
+        edge_seconds: plan.edges().iter().map(edge).collect(),
+        plan,
+    })
+}
+
+impl Plan {
+    /// A straight plan whose stages have as equal numbers of layers as shared parameters allow.
+    ///
+    /// # Errors
+    /// As [`plan_straight`] says.
+    pub fn even(graph: &Graph, stages: usize) -> Result<Plan> {
+        let layers = graph.layers().collect::<Vec<_>>();
+        let cut = |allowed| Cut { seconds: 0.0, bytes: 0, allowed };
+        let cuts: Vec<Cut> = allowed_cuts(graph, &layers).into_iter().map(cut).collect();
+        let chosen = best_cuts(&sums(layers.iter().map(|_| 1.0)), &cuts, stages)?;
+        Plan::straight(graph, &chosen.iter().map(|&c| layers[c]).collect::<Vec<_>>())
+    }
+}
+
+/// The number of stages that a shape such as `1-1-1-1` asks for: the workers of each stage, joined by dashes. Nothing if `text` is
+/// no shape but, say, the name of a file.
+///
+/// # Errors
+/// If a stage has no worker, or several.
+pub fn stages_of_shape(text: &str) -> Option<Result<usize>> {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    if !text.split('-').all(is_number) {
+        return None;
+    }
+    let wrong = text.split('-').enumerate().find(|(_, workers)| *workers != "1");
+    Some(match wrong {
+        None => Ok(text.split('-').count()),
+        Some((s, workers)) if workers.bytes().all(|b| b == b'0') => {
+            Err(Error::plan(format!("plan {text:?}: stage {s} has no worker")))
+        }
+        Some((s, workers)) => Err(Error::plan(format!(
+            "plan {text:?}: stage {s} on {workers} workers: replicated stages are not supported yet, 1 each expected"
+        ))),
+    })
+}
+
+/// The sums of the first 0, 1, … numbers.
+fn sums(numbers: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut until = vec![0.0];
+    let mut sum = 0.0;
+    until.extend(numbers.map(|x| {
+        sum += x;
+        sum
+    }));
+    until
+}
+
+/// The cuts of the best plan: `until[j]` is the time of the first j layers, `cuts[j]` lies before layer j.
+///
+/// The smallest limit that some plan keeps is found by bisection over the numbers there are (non-negative floating-point
+/// numbers are ordered as their bits), each step O(stages · layers); then the best plan within it by dynamic programming.
+fn best_cuts(until: &[f64], cuts: &[Cut], stages: usize) -> Result<Vec<usize>> {
+    let n = until.len() - 1;
+    if stages == 0 || stages > n {
+        return Err(Error::plan(format!("{stages} stages asked for, the model has {n} layers; 1 to {n} are possible")));
+    }
+    let loosest = cuts.iter().map(|c| c.seconds).fold(until[n], f64::max);
+    let (mut low, mut high) = (0, loosest.to_bits());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if is_feasible(until, cuts, stages, f64::from_bits(middle)) { high = middle } else { low = middle + 1 }
+    }
+    cheapest_within(until, cuts, stages, f64::from_bits(high))
+        .ok_or_else(|| Error::plan(format!("no {stages} stages: layers that share parameters must stay together")))
+}
+
+/// Whether there is a plan whose stages and cuts all take at most `limit`.
+fn is_feasible(until: &[f64], cuts: &[Cut], stages: usize, limit: f64) -> bool {
+    let n = until.len() - 1;
+    // Whether the first j layers make up the stages so far.
+    let mut reached: Vec<bool> = (0..=n).map(|j| j > 0 && until[j] <= limit).collect();
+    for _ in 1..stages {
+        // How many of the first i places a stage can begin at.
+        let mut starts = vec![0; n + 2];
+        for i in 0..=n {
+            let start = reached[i] && cuts[i].allowed && cuts[i].seconds <= limit;
+            starts[i + 1] = starts[i] + usize::from(start);
+        }
+        let mut first = 0;
+        for j in 0..=n {
+            while until[j] - until[first] > limit {
+                first += 1;
+            }
+            reached[j] = starts[j] > starts[first];
+        }
+    }
+    reached[n]
+}
+
+/// Of the plans whose stages and cuts all take at most `limit` the one that moves the fewest bytes, then the most even one.
+fn cheapest_within(until: &[f64], cuts: &[Cut], stages: usize, limit: f64) -> Option<Vec<usize>> {
+    let n = until.len() - 1;
+    /// The first j layers in some number of stages: bytes moved, squares of the stages' times, where the last stage begins.
+    type Best = Option<(usize, f64, usize)>;
+    let first = |j: usize| (j > 0 && until[j] <= limit).then(|| (0, until[j] * until[j], 0));
+    let mut rows: Vec<Vec<Best>> = vec![(0..=n).map(first).collect()];
+    for s in 1..stages {
+        let row = |j: usize| {
+            let mut found: Best = None;
+            for i in (s..j).rev() {
+                let time = until[j] - until[i];
+                if time > limit {
+                    break;
+                }
+                let (Some((bytes, squares, _)), cut) = (rows[s - 1][i], cuts[i]) else { continue };
+                if !cut.allowed || cut.seconds > limit {
+                    continue;
+                }
+                let (bytes, squares) = (bytes + cut.bytes, squares + time * time);
+                if found.is_none_or(|(b, q, _)| bytes < b || bytes == b && squares < q) {
+                    found = Some((bytes, squares, i));
+                }
+            }
+            found
+        };
+        let row = (0..=n).map(row).collect();
+        rows.push(row);
+    }
+    let (mut chosen, mut j) = (Vec::new(), n);
+    for row in rows.iter().rev() {
+        j = row[j]?.2;
+        chosen.push(j);
+    }
+    // The first stage begins at 0, which is no cut.
+    chosen.pop();
+    chosen.reverse();
+    Some(chosen)
+}
+
+/// For a cut before each layer: bytes of the values made before it that are read after it, and of their gradients.
+fn crossing_bytes(graph: &Graph, layers: &[NodeId], samples: usize, dtype: DType) -> Vec<[usize; 2]> {
+    let place = |node: NodeId| layers.partition_point(|&l| l < node);
+    // Differences along the cuts, summed up at the end.
+    let mut change = vec![[0isize; 2]; layers.len() + 2];
+    for node in 0..graph.nodes().len() {
+        for output in 0..graph.output_count(node) {
+            let v = Value { node, output };
+            let Some(&last) = graph.consumers(v).last() else { continue };
+            // An input is there from the first cut on.
+            let from = if graph.is_layer(node) { place(node) + 1 } else { 1 };
+            let to = place(last) + 1;
+            let (d, shape) = graph.shape(v, samples, dtype);
+            let bytes = (shape.iter().product::<usize>() * d.size()) as isize;
+            if from < to {
+                let both = [bytes, if graph.needs_grad(v) { bytes } else { 0 }];
+                for i in 0..2 {
+                    change[from][i] += both[i];
+                    change[to][i] -= both[i];
+                }
+            }
+        }
+    }
+    let mut sum = [0isize; 2];
+    let mut crossing = Vec::new();
+    for c in change.iter().take(layers.len() + 1) {
+        sum = [sum[0] + c[0], sum[1] + c[1]];
+        crossing.push(sum.map(|b| b as usize));
+    }
+    crossing
+}
+
+/// Which cuts leave nodes with shared parameters together.
+pub(in crate::pipeline) fn allowed_cuts(graph: &Graph, layers: &[NodeId]) -> Vec<bool> {
+    // For each parameter the first and the last layer that uses it.
+    let mut users: Vec<Option<[usize; 2]>> = vec![None; graph.params().len()];
+    for (at, &l) in layers.iter().enumerate() {
+        for &p in &graph.nodes()[l].params {
+            users[p].get_or_insert([at, at])[1] = at;
+        }
+    }
+    // How many parameters each cut would tear apart, as differences along the cuts.
+    let mut change = vec![0isize; layers.len() + 1];
+    for [first, last] in users.into_iter().flatten().filter(|[a, b]| a < b) {
+        change[first + 1] += 1;
+        change[last + 1] -= 1;
+    }
+    let mut torn = 0;
+    let allowed = |c: &isize| {
+        torn += c;
+        torn == 0
+    };
+    change.iter().map(allowed).collect()
+}

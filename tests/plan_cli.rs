@@ -1,0 +1,139 @@
+//! `pipewright plan --workers`: what it prints, and what it refuses.
+mod program;
+
+use pipewright::pipeline::{planner::plan_compat, profile::CostGraph, topology::*};
+use program::{DATA, command, fails, folder, json, path, text};
+use serde_json::Value;
+
+/// Five layers behind an input, most of the time in the first and most of the parameters in the last.
+const PROFILE: &str =
+    "in -- Input -- forward_compute_time=5, backward_compute_time=0, activation_size=1000, parameter_size=0
+a -- Conv -- forward_compute_time=20, backward_compute_time=40, activation_size=4000000, parameter_size=10000
+b -- Conv -- forward_compute_time=10, backward_compute_time=20, activation_size=1000000, parameter_size=20000
+c -- ReLU -- forward_compute_time=0, backward_compute_time=0, activation_size=1000000, parameter_size=0
+d -- Linear -- forward_compute_time=2, backward_compute_time=4, activation_size=10000, parameter_size=400000000
+e -- Linear -- forward_compute_time=1, backward_compute_time=1, activation_size=1000, parameter_size=9000000
+\tin -- a
+\ta -- b
+\tb -- c
+\tc -- d
+\td -- e
+";
+
+fn saved(folder: &tempfile::TempDir, text: &str) -> String {
+    let file = path(folder, "profile.txt");
+    std::fs::write(&file, text).expect("a file");
+    file
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().expect("a list").iter().map(|x| x.as_f64().expect("a number")).collect()
+}
+
+#[test]
+fn the_published_recurrence_answers_in_json() {
+    let folder = folder();
+    let file = saved(&folder, PROFILE);
+    let args = ["plan", "--profile", &file, "--compat", "--workers", "2,2", "--bandwidth", "1e9,1e8", "--json"];
+    let answer = json(&args);
+    let mut keys: Vec<&String> = answer.as_object().expect("an object").keys().collect();
+    keys.sort();
+    let expected = [
+        "config",
+        "memory_bytes",
+        "planning_s",
+        "speedup_vs_data_parallel",
+        "speedup_vs_single",
+        "stages",
+        "time_per_minibatch_s",
+        "warmup",
+    ];
+    assert_eq!(keys, expected);
+    let graph = CostGraph::from_published(PROFILE).and_then(|g| Ok(g.without_ends()?.graph)).expect("a profile");
+    let level = |bandwidth| Level { count: 2, link: Link { latency: 0.0, bandwidth } };
+    let topology = Topology::new(vec![level(1e9), level(1e8)]).expect("workers");
+    let plan = |transfers| plan_compat(&graph, &topology, false, transfers).expect("a plan");
+    assert_eq!(answer["time_per_minibatch_s"], plan(true).seconds);
+    assert_eq!(answer["speedup_vs_single"], 0.098 / plan(true).seconds);
+    let nodes: Vec<&str> = answer["stages"]
+        .as_array()
+        .expect("stages")
+        .iter()
+        .flat_map(|s| s["nodes"].as_array().expect("nodes"))
+        .filter_map(Value::as_str)
+        .collect();
+    assert_eq!(nodes, ["in", "a", "b", "c", "d", "e"], "each once, in order");
+    let workers: Vec<f64> =
+        answer["stages"].as_array().expect("stages").iter().flat_map(|s| numbers(&s["workers"])).collect();
+    let replicas: Vec<String> =
+        answer["stages"].as_array().expect("stages").iter().map(|s| numbers(&s["workers"]).len().to_string()).collect();
+    assert_eq!((answer["config"].as_str(), workers.len()), (Some(replicas.join("-").as_str()), 4));
+    assert_eq!(numbers(&answer["memory_bytes"]).len(), 4);
+    assert_eq!(numbers(&answer["warmup"]).len(), replicas.len());
+    let free = json(&[&args[..], &["--no-transfers"]].concat());
+    assert_eq!(free["time_per_minibatch_s"], plan(false).seconds);
+    assert!(free["time_per_minibatch_s"].as_f64() < answer["time_per_minibatch_s"].as_f64(), "transfers count");
+    let straight = json(&[&args[..], &["--straight"]].concat());
+    assert_eq!(
+        (straight["config"].as_str(), numbers(&straight["warmup"])),
+        (Some("1-1-1-1"), vec![3.0, 2.0, 1.0, 0.0])
+    );
+    assert_eq!(straight["time_per_minibatch_s"], 0.06);
+    // In words.
+    let out = command(&args[..args.len() - 1]).output().expect("it runs");
+    let said = text(&out);
+    for word in [answer["config"].as_str().expect("a shape"), "data parallelism", "in to"] {
+        assert!(out.status.success() && said.contains(word), "{word:?} is not in {said}");
+    }
+}
+
+#[test]
+fn models_are_planned_too() {
+    let folder = folder();
+    let profile = path(&folder, "profile.json");
+    let model = ["plan", "--model", "lenet", "--data", DATA, "--deterministic", "--micro-batch", "8"];
+    let workers = ["--compat", "--workers", "3", "--bandwidth", "1e9", "--json"];
+    let measured = json(&[&model[..], &workers, &["--save-profile", &profile]].concat());
+    let mut again = json(&[&model[..], &workers, &["--profile", &profile]].concat());
+    again["planning_s"] = measured["planning_s"].clone();
+    assert_eq!(measured, again);
+    assert!(measured["stages"].as_array().is_some_and(|s| !s.is_empty()), "{measured}");
+}
+
+#[test]
+fn what_is_wrong_with_the_arguments_is_said() {
+    let folder = folder();
+    let file = saved(&folder, PROFILE);
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--compat", "--workers", "0", "--bandwidth", "1e9"], &["0 workers", "1 to 128"]),
+        (&["--compat", "--workers", "4,4", "--bandwidth", "1e9"], &["bandwidth", "2 levels", "got 1"]),
+        (&["--compat", "--workers", "4"], &["bandwidth", "1 levels", "got 0"]),
+        (&["--compat", "--workers", "4", "--bandwidth", "NaN"], &["NaN bytes/s"]),
+        (&["--compat", "--workers", "4", "--bandwidth", "1e9", "--latency=-1"], &["latency of -1 s"]),
+        (&["--compat", "--workers", "4", "--bandwidth", "1e9", "--latency", "0,0"], &["latency", "got 2"]),
+        (&["--compat", "--workers", "9999", "--bandwidth", "1e9"], &["9999 workers", "1 to 128"]),
+        (&["--compat", "--workers", "99999999999999999999", "--bandwidth", "1e9"], &["--workers"]),
+        (&["--compat", "--straight", "--workers", "9", "--bandwidth", "1e9"], &["9 workers", "5 stages at most"]),
+        (&["--compat", "--workers", "4", "--bandwidth", "1e9", "--memory", "1e9"], &["--memory", "--compat"]),
+        (&["--compat"], &["need --workers"]),
+        (&["--workers", "4", "--bandwidth", "1e9", "--no-transfers"], &["--compat"]),
+        (&[], &["needs --workers", "profile.txt"]),
+    ];
+    for (args, words) in cases {
+        fails(&[&["plan", "--profile", &file], *args].concat(), words);
+    }
+    let workers = ["--compat", "--workers", "4", "--bandwidth", "1e9"];
+    for (text, words) in [
+        (PROFILE.replace("=20,", "=NaN,"), ["line 2", "NaN"]),
+        (format!("{PROFILE}\te -- a\n"), ["depends on itself", "profile.txt"]),
+        (PROFILE.lines().take(1).collect(), ["a layer expected", "inputs"]),
+        (PROFILE.replace(char::is_numeric, "0"), ["0 s", "nothing to plan by"]),
+        (String::new(), ["empty", "profile.txt"]),
+    ] {
+        fails(&[&["plan", "--profile", &saved(&folder, &text)][..], &workers].concat(), &words);
+    }
+    fails(
+        &["plan", "--model", "mlp", "--data", DATA, "--deterministic", "--bandwidth", "1,2"],
+        &["bandwidth", "one number"],
+    );
+}
