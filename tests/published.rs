@@ -1,7 +1,7 @@
-//! The published recurrence on the published profiles, against what the released partitioner answered (others' data, not part of
-//! this repository: skipped where it is absent).
+//! The planners on the published profiles, and the published recurrence against what the released partitioner answered (others' data,
+//! not part of this repository: skipped where it is absent).
 use pipewright::pipeline::{
-    planner::plan_compat,
+    planner::{Limits, Part, judge, plan_compat, plan_replicated},
     profile::CostGraph,
     topology::{Level, Link, Topology},
 };
@@ -73,6 +73,33 @@ fn the_released_partitioner_answers_the_same() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(tried > 0, "no case in {}", folder.display());
+}
+
+/// The planner of replicated stages on every published profile, four servers of four.
+#[test]
+fn published_profiles_are_planned_in_less_than_a_second() {
+    let Some(folder) = published() else { return };
+    let level = |bandwidth| Level { count: 4, link: Link { latency: 0.0, bandwidth } };
+    let topology = Topology::new(vec![level(10e9), level(1.25e9)]).expect("workers");
+    let files = std::fs::read_dir(folder.join("../profiles")).expect("the profiles");
+    for file in files.map(|f| f.expect("a file").path()) {
+        let graph = CostGraph::load_published(&file).and_then(|g| Ok(g.without_ends()?.graph)).expect("a profile");
+        let start = Instant::now();
+        let (best, _) = plan_replicated(&graph, &topology, &Limits::default()).expect("a plan");
+        let took = start.elapsed().as_secs_f64();
+        println!("{}: {took:.3} s, {}", file.display(), best.shape());
+        assert!(cfg!(debug_assertions) || took < 1.0, "{}: {took} s", file.display());
+        let seconds = |stages: &[Part]| judge(&graph, &topology, stages).expect("a plan").seconds();
+        let ours = seconds(&best.stages) * (1.0 - 1e-9);
+        let all = Part { nodes: (0..graph.nodes().len()).collect(), workers: (0..16).collect() };
+        assert!(ours <= seconds(&[all]));
+        for (straight, transfers) in [(false, true), (false, false), (true, true)] {
+            // It gives up on the largest.
+            if let Ok(theirs) = plan_compat(&graph, &topology, straight, transfers) {
+                assert!(ours <= seconds(&theirs.stages), "{}", file.display());
+            }
+        }
+    }
 }
 
 /// A chain of two layers behind an input.

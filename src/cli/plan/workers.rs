@@ -3,7 +3,7 @@ use crate::{
     Context, Error, Result,
     cli::{print, print_json},
     pipeline::{
-        planner::{Judged, Part, judge, plan_compat},
+        planner::{Judged, Limits, Part, Proposal, judge, plan_compat, plan_replicated},
         profile::{CostGraph, NodeCost, Trimmed},
         topology::{Level, Link, Topology},
     },
@@ -65,6 +65,8 @@ struct Found {
     data_parallel_seconds: f64,
     stages: Vec<Part>,
     judged: Judged,
+    /// The other plans, in words.
+    others: String,
 }
 
 pub(super) fn run(args: &super::Args) -> Result<()> {
@@ -96,16 +98,39 @@ pub(super) fn run(args: &super::Args) -> Result<()> {
 
 fn plan(args: &super::Args, graph: &CostGraph, topology: &Topology) -> Result<Found> {
     let options = &args.replicated;
-    if !options.compat {
-        return Err(Error::config("plans with replicated stages are made with --compat only, as yet"));
+    if options.compat {
+        if args.stages.is_some() {
+            return Err(Error::config("--stages cannot be used with --compat"));
+        }
+        let found = plan_compat(graph, topology, options.straight, !options.no_transfers)?;
+        return Ok(Found {
+            seconds: found.seconds,
+            data_parallel_seconds: found.data_parallel_seconds,
+            judged: judge(graph, topology, &found.stages)?,
+            stages: found.stages,
+            others: String::new(),
+        });
     }
-    let found = plan_compat(graph, topology, options.straight, !options.no_transfers)?;
+    let limits = Limits { stages: args.stages, memory: options.memory, straight: options.straight };
+    let (best, others) = plan_replicated(graph, topology, &limits)?;
+    let all = Part { nodes: (0..graph.nodes().len()).collect(), workers: (0..topology.workers()).collect() };
     Ok(Found {
-        seconds: found.seconds,
-        data_parallel_seconds: found.data_parallel_seconds,
-        judged: judge(graph, topology, &found.stages)?,
-        stages: found.stages,
+        seconds: best.judged.seconds(),
+        data_parallel_seconds: judge(graph, topology, &[all])?.seconds(),
+        others: runners_up(&best, &others, &limits),
+        judged: best.judged,
+        stages: best.stages,
     })
+}
+
+/// The other plans, and why they lost.
+fn runners_up(best: &Proposal, others: &[Proposal], limits: &Limits) -> String {
+    let mut text = format!("{}\n", best.bottleneck());
+    for other in others {
+        let (shape, ms, why) = (other.shape(), 1e3 * other.judged.seconds(), other.lost_to(best, limits));
+        text += &format!("not {shape} ({}), {ms:.3} ms: {why}\n", other.name);
+    }
+    text
 }
 
 /// The workers and links that the arguments tell.
@@ -218,7 +243,7 @@ fn describe(answer: &Answer, found: &Found) -> String {
             ranges(&stage.workers)
         );
     }
-    text
+    text + "\n" + &found.others
 }
 
 /// Numbers in ascending order, neighbours as ranges.

@@ -33,6 +33,8 @@ pub struct Judged {
     pub stage_seconds: Vec<f64>,
     /// Seconds of each all-reduce, per minibatch, hidden or not.
     pub sync_seconds: Vec<f64>,
+    /// Whether each all-reduce is over before the backward pass that it runs beside.
+    pub is_hidden: Vec<bool>,
     /// Seconds of each edge between neighbouring stages per minibatch, the same each way.
     pub edge_seconds: Vec<f64>,
     /// Minibatches that each stage has in flight before its first backward pass.
@@ -70,6 +72,7 @@ pub fn judge(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> Result<
     let mut judged = Judged {
         stage_seconds: Vec::new(),
         sync_seconds: Vec::new(),
+        is_hidden: Vec::new(),
         edge_seconds: stages
             .windows(2)
             .zip(&crossing)
@@ -86,6 +89,7 @@ pub fn judge(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> Result<
         let sync = all_reduce(replicas, held.param_bytes, link_among(topology, &stage.workers));
         judged.stage_seconds.push(held.seconds(replicas, sync));
         judged.sync_seconds.push(sync / replicas as f64);
+        judged.is_hidden.push(sync <= held.backward);
         judged.memory.push(held.memory(received, judged.warm_up[s]));
     }
     Ok(judged)
@@ -160,6 +164,16 @@ impl Held {
         self.saved_bytes += node.saved_bytes;
     }
 
+    /// The sums over the nodes that are not in `other`, all of whose nodes are.
+    pub(super) fn less(&self, other: &Held) -> Held {
+        Held {
+            forward: self.forward - other.forward,
+            backward: self.backward - other.backward,
+            param_bytes: self.param_bytes - other.param_bytes,
+            saved_bytes: self.saved_bytes - other.saved_bytes,
+        }
+    }
+
     /// Seconds per minibatch on so many replicas, whose all-reduce takes `sync` seconds.
     pub(super) fn seconds(&self, replicas: usize, sync: f64) -> f64 {
         (self.forward + self.backward.max(sync)) / replicas as f64
@@ -187,11 +201,15 @@ pub(super) fn link_among(topology: &Topology, workers: &[usize]) -> Link {
 
 /// Seconds that a byte of each minibatch keeps the busiest link busy, from a stage on `from` to one on `to`.
 pub(super) fn seconds_per_byte(topology: &Topology, from: &[usize], to: &[usize]) -> f64 {
+    // Every worker sends, or receives, as much as all others of its stage.
+    let mut busiest = 1.0 / from.len().min(to.len()) as f64 / topology.levels()[0].link.bandwidth;
     // After the period of both round robins all repeats.
-    let period = (1..=to.len()).map(|k| k * from.len()).find(|p| p % to.len() == 0).unwrap_or(0);
-    let mut busiest = 0.0_f64;
-    for (level, l) in topology.levels().iter().enumerate() {
+    let period = (1..=to.len()).map(|k| k * from.len()).find(|p| p % to.len() == 0).unwrap_or(1);
+    for (level, l) in topology.levels().iter().enumerate().skip(1) {
         let group = topology.group(level);
+        if from.iter().chain(to).all(|w| w / group == from[0] / group) {
+            break;
+        }
         let mut messages = vec![[0usize; 2]; topology.workers() / group];
         for j in 0..period {
             let (a, b) = (from[j % from.len()] / group, to[j % to.len()] / group);

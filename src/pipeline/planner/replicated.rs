@@ -1,0 +1,278 @@
+//! The default planner: stages of any part of the graph, each on any number of neighbouring workers.
+use super::{
+    compat::plan_compat,
+    cost::{Judged, Part, judge},
+    cuts::{Cut, cuts},
+    sweep::{Caps, Goal, Sweeper, Swept},
+};
+use crate::{
+    Error, Result,
+    pipeline::{profile::CostGraph, topology::Topology},
+};
+use std::cmp::Ordering;
+
+/// What a plan may not exceed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// The most stages.
+    pub stages: Option<usize>,
+    /// The most bytes that a worker holds.
+    pub memory: Option<f64>,
+    /// One worker a stage.
+    pub straight: bool,
+}
+
+/// A plan, and what it costs.
+#[derive(Clone, Debug)]
+pub struct Proposal {
+    /// What it was proposed as.
+    pub name: String,
+    /// The stages, in order.
+    pub stages: Vec<Part>,
+    /// What they cost.
+    pub judged: Judged,
+}
+
+/// Times that differ by less than this part of them are equal.
+const EQUAL: f64 = 1e-9;
+/// Steps of dynamic programming that take less than a second: the square of the cuts times that of the workers.
+const STEPS: f64 = 1e9;
+/// Cuts of the graph that is planned first, in no time, for a bound.
+const FEW: usize = 160;
+/// How many of the fastest plans of a search are told.
+const RUNNERS_UP: usize = 5;
+
+impl Proposal {
+    fn new(name: &str, graph: &CostGraph, topology: &Topology, stages: Vec<Part>) -> Result<Proposal> {
+        Ok(Proposal { name: name.to_string(), judged: judge(graph, topology, &stages)?, stages })
+    }
+
+    /// The replicas of each stage, joined by dashes: `15-1`.
+    pub fn shape(&self) -> String {
+        self.stages.iter().map(|s| s.workers.len().to_string()).collect::<Vec<_>>().join("-")
+    }
+
+    fn workers(&self) -> usize {
+        self.stages.iter().map(|s| s.workers.len()).sum()
+    }
+
+    /// Whether it is the better one: faster; else on fewer workers; else with fewer stages; else with less memory.
+    fn is_better(&self, other: &Proposal) -> bool {
+        let (a, b) = (self.judged.seconds(), other.judged.seconds());
+        if a < b * (1.0 - EQUAL) || b < a * (1.0 - EQUAL) {
+            return a < b;
+        }
+        let rest = |p: &Proposal| (p.workers(), p.stages.len(), p.judged.most_memory());
+        rest(self) < rest(other)
+    }
+
+    /// What it takes longest for.
+    pub fn bottleneck(&self) -> String {
+        let j = &self.judged;
+        let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
+        let slowest = |times: &[f64]| (0..times.len()).max_by(|&a, &b| times[a].total_cmp(&times[b]));
+        match (slowest(&j.stage_seconds), slowest(&j.edge_seconds)) {
+            (Some(s), Some(e)) if j.edge_seconds[e] > j.stage_seconds[s] => {
+                format!("what crosses from stage {e} to stage {} takes {}", e + 1, ms(j.edge_seconds[e]))
+            }
+            (Some(s), _) if j.is_hidden[s] => format!("stage {s} computes for {}", ms(j.stage_seconds[s])),
+            (Some(s), _) => {
+                format!(
+                    "stage {s} takes {}: its all-reduce of {} outlasts B",
+                    ms(j.stage_seconds[s]),
+                    ms(j.sync_seconds[s])
+                )
+            }
+            _ => "there is no stage".to_string(),
+        }
+    }
+
+    /// Why it is not `best`, which is chosen within `limits`.
+    pub fn lost_to(&self, best: &Proposal, limits: &Limits) -> String {
+        if let Some(memory) = limits.memory.filter(|m| self.judged.most_memory() > *m) {
+            return format!("a worker would hold {:.0} of {memory:.0} bytes", self.judged.most_memory().ceil());
+        }
+        if let Some(stages) = limits.stages.filter(|s| self.stages.len() > *s) {
+            return format!("{} stages, {stages} at most asked for", self.stages.len());
+        }
+        if self.judged.seconds() > best.judged.seconds() * (1.0 + EQUAL) {
+            return self.bottleneck();
+        }
+        let more = |what: &str, a: usize, b: usize| (a > b).then(|| format!("as fast, on {a} {what} rather than {b}"));
+        more("workers", self.workers(), best.workers())
+            .or_else(|| more("stages", self.stages.len(), best.stages.len()))
+            .unwrap_or_else(|| format!("as fast, with {:.0} bytes a worker", self.judged.most_memory().ceil()))
+    }
+}
+
+/// The best plan for an asynchronous 1F1B schedule, and the runners-up, best first; some are told although they break a limit.
+///
+/// Of plans whose times differ by less than one part in 10⁹ it takes the one with fewer workers, then with fewer stages, then the one
+/// whose fullest worker holds the fewest bytes. It is the best of all plans whose stages lie on neighbouring workers (the last one on
+/// the last workers) if there are no more ways to cut the graph in two than a second suffices for, 1976 for 16 workers; else of those
+/// that cut it along two orders of its nodes. It is never slower than one stage on all workers, or than the published recurrence's plan,
+/// where these keep to the limits.
+///
+/// # Errors
+/// If a limit is none that can be, or no plan keeps to them: then it says what would.
+pub fn plan_replicated(graph: &CostGraph, topology: &Topology, limits: &Limits) -> Result<(Proposal, Vec<Proposal>)> {
+    if limits.stages == Some(0) {
+        return Err(Error::plan("0 stages asked for; 1 or more expected"));
+    }
+    if let Some(memory) = limits.memory.filter(|m| m.is_nan() || *m <= 0.0) {
+        return Err(Error::plan(format!("{memory} bytes of memory for a worker; more than 0 expected")));
+    }
+    let mut rivals = rivals(graph, topology)?;
+    let most = ((STEPS.sqrt() / topology.workers() as f64) as usize).max(FEW);
+    let fine = cuts(graph, most);
+    if fine.len() > 2 * FEW {
+        // What few cuts come to spares most of the work with many.
+        rivals.extend(Search::new(graph, topology, limits, &cuts(graph, FEW)).best(&rivals)?);
+    }
+    let search = Search::new(graph, topology, limits, &fine);
+    rivals.extend(search.straight()?);
+    rivals.extend(search.best(&rivals)?);
+    let fitting = rivals.iter().filter(|r| search.fits(r));
+    let Some(best) = fitting.reduce(|a, b| if b.is_better(a) { b } else { a }).cloned() else {
+        return Err(search.what_would());
+    };
+    // The best of each shape, and the best overall not once more.
+    let rank = |p: &Proposal| (p.judged.seconds(), p.workers(), p.stages.len(), p.judged.most_memory());
+    rivals.sort_by(|a, b| rank(a).partial_cmp(&rank(b)).unwrap_or(Ordering::Equal));
+    let mut others: Vec<Proposal> = Vec::new();
+    for rival in rivals {
+        let is_known = |p: &Proposal| p.shape() == rival.shape();
+        if !is_known(&best) && !others.iter().any(is_known) {
+            others.push(rival);
+        }
+    }
+    Ok((best, others))
+}
+
+/// Plans that are known before any search: data parallelism, and what the published recurrence answers, if it does.
+fn rivals(graph: &CostGraph, topology: &Topology) -> Result<Vec<Proposal>> {
+    let all = Part { nodes: (0..graph.nodes().len()).collect(), workers: (0..topology.workers()).collect() };
+    let mut rivals = vec![Proposal::new("data parallelism", graph, topology, vec![all])?];
+    // It knows nothing of places where a graph may not be cut.
+    if graph.cuts_in_order().is_none() {
+        for (name, transfers) in [("published recurrence", true), ("published recurrence without transfers", false)] {
+            // Where the graph can be cut in too many ways for it, it has no answer.
+            let Ok(found) = plan_compat(graph, topology, false, transfers) else { break };
+            rivals.push(Proposal::new(name, graph, topology, found.stages)?);
+        }
+    }
+    Ok(rivals)
+}
+
+/// A search among some cuts.
+struct Search<'a> {
+    graph: &'a CostGraph,
+    topology: &'a Topology,
+    limits: &'a Limits,
+    sweeper: Sweeper<'a>,
+}
+
+impl<'a> Search<'a> {
+    fn new(graph: &'a CostGraph, topology: &'a Topology, limits: &'a Limits, cuts: &'a [Cut]) -> Search<'a> {
+        Search { graph, topology, limits, sweeper: Sweeper::new(cuts, topology) }
+    }
+
+    fn fits(&self, plan: &Proposal) -> bool {
+        plan.judged.most_memory() <= self.memory()
+            && plan.stages.len() <= self.stages()
+            && (!self.limits.straight || plan.stages.iter().all(|s| s.workers.len() == 1))
+    }
+
+    fn memory(&self) -> f64 {
+        self.limits.memory.unwrap_or(f64::INFINITY)
+    }
+
+    fn stages(&self) -> usize {
+        self.limits.stages.unwrap_or(usize::MAX)
+    }
+
+    fn sweep(&self, goal: Goal, seconds: f64) -> Swept {
+        let caps = Caps { seconds, memory: self.memory(), straight: self.limits.straight };
+        self.sweeper.sweep(goal, caps)
+    }
+
+    fn proposal(&self, name: &str, swept: &Swept, workers: usize, replicas: usize) -> Result<Proposal> {
+        Proposal::new(name, self.graph, self.topology, self.sweeper.stages(swept, workers, replicas))
+    }
+
+    /// The best plan that is not slower than all `rivals` that fit, last, and the fastest ones of other shapes.
+    fn best(&self, rivals: &[Proposal]) -> Result<Vec<Proposal>> {
+        let seconds = rivals.iter().filter(|r| self.fits(r)).map(|r| r.judged.seconds());
+        let bound = seconds.fold(f64::INFINITY, f64::min) * (1.0 + EQUAL);
+        let swept = self.sweep(Goal::Fastest, bound);
+        let mut fastest: Vec<_> = swept.plans().collect();
+        fastest.sort_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal));
+        let Some(&((seconds, _), ..)) = fastest.first() else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for &(_, workers, replicas) in fastest.iter().take(RUNNERS_UP) {
+            found.push(self.proposal("replicated", &swept, workers, replicas)?);
+        }
+        found.extend(self.leanest(seconds, bound)?);
+        Ok(found)
+    }
+
+    /// The best plan of those that have at most as many stages as allowed; without such a limit it takes `least` seconds, with one
+    /// up to `most`.
+    fn leanest(&self, least: f64, most: f64) -> Result<Option<Proposal>> {
+        let mut low = least;
+        let mut found = self.within(least)?;
+        if found.is_none() {
+            found = self.within(most)?;
+            // Halving ends at the latest when no number lies between the two.
+            while let Some(high) = found.as_ref().map(|p| p.judged.seconds()).filter(|h| *h > low * (1.0 + EQUAL)) {
+                let middle = low + (high - low) / 2.0;
+                match self.within(middle)? {
+                    Some(better) if better.judged.seconds() < high => found = Some(better),
+                    _ if middle > low => low = middle,
+                    _ => break,
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The leanest plan that takes at most `seconds` and has at most as many stages as allowed.
+    fn within(&self, seconds: f64) -> Result<Option<Proposal>> {
+        let swept = self.sweep(Goal::Leanest, seconds * (1.0 + EQUAL));
+        let fewest = swept.plans().filter(|p| p.0.0 <= self.stages() as f64);
+        let best = fewest.min_by(|a, b| (a.1, a.0).partial_cmp(&(b.1, b.0)).unwrap_or(Ordering::Equal));
+        best.map(|(_, workers, replicas)| self.proposal("replicated", &swept, workers, replicas)).transpose()
+    }
+
+    /// The fastest straight plan, whatever the limits.
+    fn straight(&self) -> Result<Option<Proposal>> {
+        let swept =
+            self.sweeper.sweep(Goal::Fastest, Caps { seconds: f64::INFINITY, memory: f64::INFINITY, straight: true });
+        let best = swept.plans().min_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal));
+        best.map(|(_, workers, _)| self.proposal("straight", &swept, workers, 1)).transpose()
+    }
+
+    /// Says what would fit, where nothing does.
+    fn what_would(&self) -> Error {
+        let free = Caps { seconds: f64::INFINITY, memory: f64::INFINITY, straight: self.limits.straight };
+        let swept = self.sweeper.sweep(Goal::Smallest, free);
+        let least = swept.plans().min_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal));
+        let Some(((bytes, _), workers, replicas)) = least else {
+            return Error::plan("no plan: the graph cannot be cut");
+        };
+        let parts = self.sweeper.stages(&swept, workers, replicas);
+        let (memory, bytes) = (self.memory(), bytes.ceil());
+        if bytes > memory {
+            return Error::plan(format!(
+                "no plan fits into {memory:.0} bytes a worker: the least that one needs on {} workers is {bytes:.0}, in {} stages",
+                self.topology.workers(),
+                parts.len()
+            ));
+        }
+        Error::plan(format!(
+            "no plan of at most {} stages fits into {memory:.0} bytes a worker; one of {} stages needs {bytes:.0}",
+            self.stages(),
+            parts.len()
+        ))
+    }
+}

@@ -1,0 +1,218 @@
+//! Dynamic programming over cuts, from the last stage to the first.
+use super::{
+    cost::{Part, all_reduce, seconds_per_byte},
+    cuts::Cut,
+};
+use crate::pipeline::topology::{Link, Topology};
+
+/// What is sought, least first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Goal {
+    /// Seconds of the slowest stage or edge.
+    Fastest,
+    /// Workers, then stages, then bytes of the worker that holds the most.
+    Leanest,
+    /// Bytes of the worker that holds the most.
+    Smallest,
+}
+
+/// What a plan may not exceed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caps {
+    /// Seconds of a stage or edge.
+    pub(super) seconds: f64,
+    /// Bytes of a worker.
+    pub(super) memory: f64,
+    /// One worker a stage.
+    pub(super) straight: bool,
+}
+
+/// What some stages come to, as the goal has it: seconds, or stages and bytes, or bytes.
+type Worth = (f64, f64);
+
+/// No such stages.
+const NONE: Worth = (f64::INFINITY, f64::INFINITY);
+
+/// The best stages behind a cut: what they come to, where the first of them ends, and how many replicas the one after it has.
+#[derive(Clone, Copy)]
+struct Best {
+    worth: Worth,
+    end: u32,
+    next: u32,
+}
+
+/// A graph and the workers that it is planned for. Stages take neighbouring workers, the last stage the last ones.
+pub(super) struct Sweeper<'a> {
+    pub(super) cuts: &'a [Cut],
+    topology: &'a Topology,
+    workers: usize,
+    /// For each cut those that it is within, except itself.
+    beyond: Vec<Vec<u32>>,
+    /// The slowest links among stages' workers: that of a stage of r replicas with u workers behind it is number `links[r][u]`.
+    links: Vec<Vec<usize>>,
+    kinds: Vec<Link>,
+    /// Seconds that a byte takes from a stage of r replicas to one of q, with u workers from that one on: `edges[u][r][q]`.
+    edges: Vec<Vec<Vec<f64>>>,
+}
+
+/// The best stages behind each cut, on each number of workers and with each number of replicas of the first of them.
+pub(super) struct Swept {
+    best: Vec<Best>,
+    workers: usize,
+}
+
+/// The best stages behind each cut with the edge to them from a stage of r replicas: at `[cut][r][workers]`.
+struct Joined {
+    best: Vec<Best>,
+    /// For which numbers of workers there are any: a bit each, at `[cut][r]`. A stage before them leaves 127 at most.
+    is_there: Vec<u128>,
+}
+
+/// More than the sums over stages are rounded by, as a part of them.
+const ROUNDING: f64 = 1e-12;
+
+/// The bits of the numbers up to `n`, below 128.
+fn up_to(n: usize) -> u128 {
+    u128::MAX >> (127 - n)
+}
+
+impl<'a> Sweeper<'a> {
+    pub(super) fn new(cuts: &'a [Cut], topology: &'a Topology) -> Sweeper<'a> {
+        let workers = topology.workers();
+        let beyond = |i: usize| {
+            let is_beyond = |&k: &usize| cuts[i].nodes.is_within(&cuts[k].nodes);
+            (i + 1..cuts.len()).filter(is_beyond).map(|k| k as u32).collect()
+        };
+        let kinds = (0..topology.levels().len()).map(|l| topology.slowest(l)).collect();
+        let link = |r: usize, u: usize| {
+            let (first, last) = (workers - u - r, workers - u - 1);
+            topology.between(first, last).unwrap_or(0)
+        };
+        let links = (0..=workers)
+            .map(|r| if r == 0 { Vec::new() } else { (0..=workers - r).map(|u| link(r, u)).collect() })
+            .collect();
+        let edge = |u: usize, r: usize, q: usize| {
+            let start = workers - u;
+            let (from, to) = ((start - r..start).collect::<Vec<_>>(), (start..start + q).collect::<Vec<_>>());
+            seconds_per_byte(topology, &from, &to)
+        };
+        let edges = (0..=workers).map(|u| {
+            let row = |r| {
+                if r == 0 { Vec::new() } else { (0..=u).map(|q| if q == 0 { 0.0 } else { edge(u, r, q) }).collect() }
+            };
+            (0..=workers - u).map(row).collect()
+        });
+        let edges = edges.collect();
+        let beyond = (0..cuts.len()).map(beyond).collect();
+        Sweeper { cuts, topology, workers, beyond, links, kinds, edges }
+    }
+
+    /// The best stages within `caps`.
+    pub(super) fn sweep(&self, goal: Goal, caps: Caps) -> Swept {
+        let Caps { seconds, memory, straight } = caps;
+        let (n, last) = (self.workers, self.cuts.len() - 1);
+        let none = Best { worth: NONE, end: 0, next: 0 };
+        let mut swept = Swept { best: vec![none; self.cuts.len() * (n + 1) * (n + 1)], workers: n };
+        let nothing = swept.at(last, 0, 0);
+        swept.best[nothing].worth = (0.0, 0.0);
+        let mut joined = Joined { best: vec![none; swept.best.len()], is_there: vec![0; self.cuts.len() * (n + 1)] };
+        self.join(&swept, last, goal, seconds, &mut joined);
+        let most = if straight { 1 } else { n };
+        let mut times = vec![0.0; self.kinds.len()];
+        // The fewest workers that are quick enough for so many seconds of computation.
+        let fewest = |work: f64| (work / seconds * (1.0 - ROUNDING)).ceil() as usize;
+        for i in (0..last).rev() {
+            let front = if i == 0 { 0 } else { fewest(self.cuts[i].held.seconds(1, 0.0)).max(1) };
+            for &k in &self.beyond[i] {
+                let k = k as usize;
+                let part = self.cuts[k].held.less(&self.cuts[i].held);
+                for r in fewest(part.seconds(1, 0.0)).max(1)..=most.min(n.saturating_sub(front)) {
+                    let mut behind = joined.is_there[k * (n + 1) + r] & up_to(n - r - front);
+                    if behind == 0 {
+                        continue;
+                    }
+                    for (time, &link) in times.iter_mut().zip(&self.kinds) {
+                        *time = part.seconds(r, all_reduce(r, part.param_bytes, link));
+                    }
+                    while behind != 0 {
+                        let u = behind.trailing_zeros() as usize;
+                        behind &= behind - 1;
+                        let rest = &joined.best[swept.at(k, r, u)];
+                        let time = times[self.links[r][u]];
+                        // Its warm-up is ⌊(u + r - 1) / r⌋.
+                        let held = part.memory(self.cuts[i].crossing, u.div_ceil(r));
+                        if time > seconds || held > memory {
+                            continue;
+                        }
+                        let worth = match goal {
+                            Goal::Fastest => (rest.worth.0.max(time), 0.0),
+                            Goal::Leanest => (rest.worth.0 + 1.0, rest.worth.1.max(held)),
+                            Goal::Smallest => (rest.worth.0.max(held), 0.0),
+                        };
+                        let at = swept.at(i, u + r, r);
+                        if worth < swept.best[at].worth {
+                            swept.best[at] = Best { worth, end: k as u32, next: rest.next };
+                        }
+                    }
+                }
+            }
+            self.join(&swept, i, goal, seconds, &mut joined);
+        }
+        swept
+    }
+
+    /// Puts an edge before the stages behind `cut`.
+    fn join(&self, swept: &Swept, cut: usize, goal: Goal, seconds: f64, joined: &mut Joined) {
+        let (n, bytes) = (self.workers, self.cuts[cut].crossing);
+        for u in 0..=n {
+            for r in 1..self.edges[u].len() {
+                let mut found = Best { worth: NONE, end: 0, next: 0 };
+                for q in 0..self.edges[u][r].len() {
+                    let best = &swept.best[swept.at(cut, u, q)];
+                    let time = bytes * self.edges[u][r][q];
+                    if best.worth == NONE || time > seconds {
+                        continue;
+                    }
+                    let worth = if goal == Goal::Fastest { (best.worth.0.max(time), 0.0) } else { best.worth };
+                    if worth < found.worth {
+                        found = Best { worth, end: 0, next: q as u32 };
+                    }
+                }
+                if found.worth != NONE {
+                    joined.best[swept.at(cut, r, u)] = found;
+                    joined.is_there[cut * (n + 1) + r] |= 1 << u;
+                }
+            }
+        }
+    }
+
+    /// The stages of the best plan on `workers` workers whose first stage has `replicas`.
+    pub(super) fn stages(&self, swept: &Swept, workers: usize, replicas: usize) -> Vec<Part> {
+        // Whole groups of the outermost level in front that nobody needs may as well be the last ones.
+        let group = self.topology.group(self.topology.levels().len() - 1);
+        let unused = (self.workers - workers) / group * group;
+        let (mut i, mut u, mut r) = (0, workers, replicas);
+        let mut stages = Vec::new();
+        while u > 0 {
+            let best = &swept.best[swept.at(i, u, r)];
+            let start = self.workers - u - unused;
+            let end = best.end as usize;
+            let nodes = self.cuts[end].nodes.iter().filter(|&n| !self.cuts[i].nodes.has(n)).collect();
+            stages.push(Part { nodes, workers: (start..start + r).collect() });
+            (i, u, r) = (end, u - r, best.next as usize);
+        }
+        stages
+    }
+}
+
+impl Swept {
+    fn at(&self, cut: usize, a: usize, b: usize) -> usize {
+        (cut * (self.workers + 1) + a) * (self.workers + 1) + b
+    }
+
+    /// What the best plan comes to for each number of workers and replicas of the first stage that there is one for.
+    pub(super) fn plans(&self) -> impl Iterator<Item = (Worth, usize, usize)> + '_ {
+        let all = (1..=self.workers).flat_map(|u| (1..=u).map(move |r| (u, r)));
+        all.map(|(u, r)| (self.best[self.at(0, u, r)].worth, u, r)).filter(|p| p.0 != NONE)
+    }
+}
