@@ -7,7 +7,7 @@ use pipewright::{
         plan::{Plan, StagePlan},
         planner::{Limits, Part, judge, plan_compat, plan_replicated, warm_up},
         profile::{CostGraph, CostNode, Profile},
-        topology::{Level, Link, Topology},
+        topology::{Level, Link, Topology, Worker},
     },
     tensor::DType,
 };
@@ -37,11 +37,13 @@ fn topology(levels: &[(usize, Link)]) -> Result<Topology> {
     Topology::new(levels.iter().map(|&(count, link)| Level { count, link }).collect())
 }
 
-/// Every plan of stages on neighbouring workers, the last stage on the last workers. Sets of nodes are bits.
+/// Every plan of stages on neighbouring workers, the last stage on the last workers, of all orders of unequal ones. Sets of nodes are
+/// bits.
 struct Search<'a> {
     costs: &'a [Costs],
     edges: &'a [(usize, usize)],
     levels: &'a [(usize, Link)],
+    kinds: &'a [Worker],
 }
 
 /// Seconds, workers, stages, bytes of the fullest worker.
@@ -100,8 +102,9 @@ impl Search<'_> {
     }
 
     /// What a plan is worth: the sets of nodes that its stages end with, and their workers.
-    fn judge(&self, ends: &[u32], workers: &[Vec<usize>]) -> Worth {
-        let (mut seconds, mut memory, mut before) = (0.0_f64, 0.0_f64, 0);
+    /// And whether all workers hold what they must.
+    fn judge(&self, ends: &[u32], workers: &[Vec<usize>]) -> (Worth, bool) {
+        let (mut seconds, mut memory, mut before, mut fits) = (0.0_f64, 0.0_f64, 0, true);
         for (s, (&end, on)) in ends.iter().zip(workers).enumerate() {
             let (set, r) = (end & !before, on.len() as f64);
             let links: Vec<Link> = on
@@ -112,44 +115,56 @@ impl Search<'_> {
             let slowest = links.iter().map(|l| l.bandwidth).fold(f64::INFINITY, f64::min);
             let latest = links.iter().map(|l| l.latency).fold(0.0, f64::max);
             let reduce = 2.0 * (r - 1.0) / r * self.sum(set, 3) / slowest + 2.0 * (r - 1.0) * latest;
-            seconds = seconds.max((self.sum(set, 0) + self.sum(set, 1).max(reduce)) / r);
+            let speed = on.iter().map(|&w| self.kinds[w].speed).fold(f64::INFINITY, f64::min);
+            seconds = seconds.max((self.sum(set, 0) / speed + (self.sum(set, 1) / speed).max(reduce)) / r);
             if s > 0 {
                 seconds = seconds.max(self.crossing(before) * self.edge(&workers[s - 1], on));
             }
             let later: usize = workers[s..].iter().map(Vec::len).sum();
             let versions = ((later - 1) / on.len() + 1) as f64;
             let held = self.sum(set, 4) + self.crossing(before) + self.sum(set, 3);
-            memory = memory.max(versions * held + 2.0 * self.sum(set, 3));
+            let held = versions * held + 2.0 * self.sum(set, 3);
+            fits &= on.iter().all(|&w| held <= self.kinds[w].memory);
+            memory = memory.max(held);
             before = end;
         }
-        (seconds, workers.iter().map(Vec::len).sum(), ends.len(), memory)
+        ((seconds, workers.iter().map(Vec::len).sum(), ends.len(), memory), fits)
     }
 
-    fn plans(&self, straight: bool, mut tell: impl FnMut(Worth)) {
+    fn plans(&self, straight: bool, mut tell: impl FnMut(Worth, bool)) {
+        let all: Vec<usize> = (0..self.workers()).collect();
+        let orders = if self.kinds.iter().all(|k| *k == self.kinds[0]) { vec![all] } else { orders(&all) };
+        for order in orders {
+            self.plans_in(&order, straight, &mut tell);
+        }
+    }
+
+    fn plans_in(&self, order: &[usize], straight: bool, tell: &mut impl FnMut(Worth, bool)) {
         for used in 1..=self.workers() {
             // Every way to write the number as a sum: a bit is a border.
             for borders in 0u32..1 << (used - 1) {
-                let mut workers = vec![vec![self.workers() - used]];
+                let mut workers = vec![vec![order[order.len() - used]]];
                 for w in 1..used {
                     if borders >> (w - 1) & 1 == 1 {
                         workers.push(Vec::new());
                     }
-                    workers.last_mut().expect("a stage").push(self.workers() - used + w);
+                    workers.last_mut().expect("a stage").push(order[order.len() - used + w]);
                 }
                 if !straight || workers.iter().all(|w| w.len() == 1) {
-                    self.ends(&workers, &mut Vec::new(), &mut tell);
+                    self.ends(&workers, &mut Vec::new(), tell);
                 }
             }
         }
     }
 
     /// Every way to end the stages that are left.
-    fn ends(&self, workers: &[Vec<usize>], ends: &mut Vec<u32>, tell: &mut impl FnMut(Worth)) {
+    fn ends(&self, workers: &[Vec<usize>], ends: &mut Vec<u32>, tell: &mut impl FnMut(Worth, bool)) {
         let (whole, before) = ((1 << self.costs.len()) - 1, ends.last().copied().unwrap_or(0));
         if ends.len() + 1 == workers.len() {
             if before != whole {
                 ends.push(whole);
-                tell(self.judge(ends, workers));
+                let (worth, fits) = self.judge(ends, workers);
+                tell(worth, fits);
                 ends.pop();
             }
             return;
@@ -162,26 +177,49 @@ impl Search<'_> {
     }
 }
 
-/// Plans and compares with the search.
+/// All orders of some numbers.
+fn orders(of: &[usize]) -> Vec<Vec<usize>> {
+    if of.is_empty() {
+        return vec![Vec::new()];
+    }
+    let begin = |at: usize| {
+        let rest = orders(&[&of[..at], &of[at + 1..]].concat());
+        rest.into_iter().map(move |r| [vec![of[at]], r].concat())
+    };
+    (0..of.len()).flat_map(begin).collect()
+}
+
+/// Plans for equal workers and compares with the search.
 fn compare(costs: &[Costs], edges: &[(usize, usize)], levels: &[(usize, Link)], limits: Limits) -> Result<()> {
-    let (graph, topology) = (graph(costs, edges)?, topology(levels)?);
-    let search = Search { costs, edges, levels };
+    compare_with(costs, edges, levels, &vec![Worker::default(); levels.iter().map(|l| l.0).product()], limits)
+}
+
+/// Plans and compares with the search.
+fn compare_with(
+    costs: &[Costs],
+    edges: &[(usize, usize)],
+    levels: &[(usize, Link)],
+    kinds: &[Worker],
+    limits: Limits,
+) -> Result<()> {
+    let (graph, topology) = (graph(costs, edges)?, topology(levels)?.with_workers(kinds.to_vec())?);
+    let search = Search { costs, edges, levels, kinds };
     let (mut best, mut smallest): (Option<Worth>, f64) = (None, f64::INFINITY);
-    search.plans(limits.straight, |found| {
+    search.plans(limits.straight, |found, fits| {
         smallest = smallest.min(found.3);
-        let fits = limits.memory.is_none_or(|m| found.3 <= m) && limits.stages.is_none_or(|s| found.2 <= s);
+        let fits = fits && limits.memory.is_none_or(|m| found.3 <= m) && limits.stages.is_none_or(|s| found.2 <= s);
         if fits && best.is_none_or(|b| is_better(found, b)) {
             best = Some(found);
         }
     });
-    let case = format!("{costs:?} {edges:?} {levels:?} {limits:?}");
+    let case = format!("{costs:?} {edges:?} {levels:?} {kinds:?} {limits:?}");
     let planned = plan_replicated(&graph, &topology, &limits);
     let (plan, others) = match (planned, best) {
         (Err(e), None) => {
             let said = e.to_string();
             assert!(said.contains("fits into"), "{case}: {said}");
             assert!(
-                limits.stages.is_some() || said.contains(&format!("is {smallest:.0}")),
+                limits.stages.is_some() || said.contains(&format!(" {smallest:.0}")),
                 "{case}: {smallest} in {said}"
             );
             return Ok(());
@@ -202,6 +240,8 @@ fn compare(costs: &[Costs], edges: &[(usize, usize)], levels: &[(usize, Link)], 
     });
     let workers: Vec<Vec<usize>> = plan.stages.iter().map(|s| s.workers.clone()).collect();
     let claimed = search.judge(&ends.collect::<Vec<_>>(), &workers);
+    let (claimed, fits) = claimed;
+    assert!(fits, "{case}: {:?}", plan.stages);
     approx::assert_relative_eq!(claimed.0, judged.seconds(), max_relative = 1e-12);
     assert_eq!(claimed.3, judged.most_memory(), "{case}");
     assert!(!is_better(best, claimed), "{case}: {best:?} is better than {claimed:?}");
@@ -212,9 +252,10 @@ fn compare(costs: &[Costs], edges: &[(usize, usize)], levels: &[(usize, Link)], 
         let theirs = &other.judged;
         let breaks = limits.memory.is_some_and(|m| theirs.most_memory() > m)
             || limits.stages.is_some_and(|s| other.stages.len() > s)
+            || other.stages.iter().zip(&theirs.memory).any(|(s, m)| s.workers.iter().any(|&w| kinds[w].memory < *m))
             || limits.straight && other.stages.iter().any(|s| s.workers.len() > 1);
         assert!(breaks || theirs.seconds() >= judged.seconds() * (1.0 - 1e-9), "{case}: {} is faster", other.name);
-        assert!(!other.lost_to(&plan, &limits).is_empty());
+        assert!(!other.lost_to(&plan, &topology, &limits).is_empty());
     }
     Ok(())
 }
@@ -266,6 +307,23 @@ proptest! {
     ) {
         let levels = [(counts.0, links.0), (counts.1, links.1)];
         compare(&costs, &edges_of(costs.len(), bits), &levels, limits)?;
+    }
+
+    #[test]
+    fn no_plan_of_unequal_workers_is_better(
+        costs in prop::collection::vec([0u32..20, 0u32..40, 0u32..9, 0u32..60, 0u32..9], 1..6),
+        bits in any::<u32>(),
+        counts in prop::sample::select(vec![vec![1], vec![3], vec![4], vec![2, 2]]),
+        links in prop::collection::vec(link(), 2),
+        speeds in prop::collection::vec(prop::sample::select(vec![0.5, 1.0, 2.0]), 4),
+        memories in prop::collection::vec(prop::option::of(500u32..30_000), 4),
+        limits in limits(),
+    ) {
+        let kind = |(&speed, memory): (&f64, &Option<u32>)| Worker { speed, memory: memory.map_or(f64::INFINITY, f64::from) };
+        let kinds: Vec<Worker> = speeds.iter().zip(&memories).map(kind).collect();
+        let levels: Vec<(usize, Link)> = counts.into_iter().zip(links).collect();
+        let workers: usize = levels.iter().map(|l| l.0).product();
+        compare_with(&costs, &edges_of(costs.len(), bits), &levels, &kinds[..workers], limits)?;
     }
 
     #[test]
@@ -411,5 +469,55 @@ fn plans_of_models_are_plans() -> Result<()> {
     }
     stages[0].nodes.extend((0..g.nodes().len()).filter(|&n| !g.is_layer(n)));
     Plan::new(&g, stages)?;
+    Ok(())
+}
+
+/// Many unequal workers: some orders only, but none holds too much.
+#[test]
+fn many_unequal_workers_are_planned_within_their_memory() -> Result<()> {
+    let graph = graph(&[[5, 9, 40, 3, 40]; 12], &(1..12).map(|n| (n - 1, n)).collect::<Vec<_>>())?;
+    let link = |bandwidth| Link { latency: 0.0, bandwidth };
+    let even = topology(&[(4, link(64.0)), (2, link(8.0))])?;
+    // The second server is twice as fast, and one worker of each holds little.
+    let kind = |w: usize| Worker { speed: if w < 4 { 1.0 } else { 2.0 }, memory: if w % 4 == 1 { 9e3 } else { 1e6 } };
+    let uneven = even.clone().with_workers((0..8).map(kind).collect())?;
+    let limits = Limits::default();
+    let (best, others) = plan_replicated(&graph, &uneven, &limits)?;
+    for plan in others.iter().chain([&best]) {
+        assert_eq!(judge(&graph, &uneven, &plan.stages)?, plan.judged);
+    }
+    for (stage, held) in best.stages.iter().zip(&best.judged.memory) {
+        assert!(stage.workers.iter().all(|&w| kind(w).memory >= *held), "{stage:?} holds {held}");
+    }
+    // 12 nodes of 840 s: eight workers of speed 1 need 1260 s, and these are one and a half times as fast.
+    let slow = plan_replicated(&graph, &even, &limits)?.0.judged.seconds();
+    assert!(best.judged.seconds() < slow && best.judged.seconds() >= 840.0, "{} s, {slow} s", best.judged.seconds());
+    Ok(())
+}
+
+#[test]
+fn topology_files_say_what_is_wrong() -> Result<()> {
+    let text = "[[level]]\ncount = 2\nbandwidth = 10e9\n[[level]]\ncount = 1\nbandwidth = 1e9\nlatency = 5e-5\n";
+    let even = Topology::from_text(text)?;
+    let levels = [(2, Link { latency: 0.0, bandwidth: 10e9 }), (1, Link { latency: 5e-5, bandwidth: 1e9 })];
+    assert_eq!(even, topology(&levels)?);
+    assert!(even.is_even());
+    let uneven = Topology::from_text(&format!("{text}[[worker]]\nspeed = 2.0\n[[worker]]\nmemory = 1e9\n"))?;
+    assert!(!uneven.is_even());
+    assert_eq!(uneven.worker(0), Worker { speed: 2.0, ..Worker::default() });
+    assert_eq!(uneven.worker(1), Worker { memory: 1e9, ..Worker::default() });
+    for (text, words) in [
+        (String::new(), &["not a topology", "level"][..]),
+        ("level = []".to_string(), &["no workers"]),
+        (text.replace("count = 2", "count = -2"), &["line 2", "-2"]),
+        (text.replace("count = 2", "colour = 2"), &["line 2", "colour"]),
+        (text.replace("1e9", "nan"), &["NaN bytes/s", "level 1"]),
+        (format!("{text}[[worker]]\n"), &["1 workers", "have 2"]),
+        (format!("{text}[[worker]]\nspeed = 0.0\n[[worker]]\n"), &["worker 0", "speed of 0"]),
+        (format!("{text}[[worker]]\n[[worker]]\nmemory = nan\n"), &["worker 1", "NaN bytes"]),
+    ] {
+        let said = Topology::from_text(&text).expect_err(&text).to_string();
+        words.iter().for_each(|w| assert!(said.contains(w), "{w:?} is not in {said}"));
+    }
     Ok(())
 }

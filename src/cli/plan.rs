@@ -23,6 +23,9 @@ pub(super) struct Args {
     /// format with --profile
     #[arg(long, value_delimiter = ',')]
     workers: Vec<usize>,
+    /// A file that describes the workers and their links, in place of --workers: they may be unequal
+    #[arg(long, conflicts_with_all = ["workers", "bandwidth", "latency"])]
+    topology: Option<PathBuf>,
     /// Micro-batches that share an update
     #[arg(long, default_value_t = 1)]
     micro_batches: usize,
@@ -51,7 +54,7 @@ struct Answer {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    if !args.workers.is_empty() {
+    if !args.workers.is_empty() || args.topology.is_some() {
         return workers::run(args);
     }
     args.replicated.refuse_without_workers(args)?;

@@ -1,5 +1,26 @@
-//! The workers there are, and the links between them.
-use crate::{Error, Result};
+//! The workers there are, and the links between them; as a file:
+//!
+//! ```toml
+//! # innermost level first: two servers of two workers
+//! [[level]]
+//! count = 2
+//! bandwidth = 10e9   # bytes per second, per direction
+//! [[level]]
+//! count = 2
+//! bandwidth = 1.25e9
+//! latency = 50e-6    # seconds; 0 if left out
+//!
+//! # every worker, unless all are alike
+//! [[worker]]
+//! speed = 2.0        # times as fast as the one that was profiled; 1 if left out
+//! memory = 16e9      # bytes; no limit if left out
+//! [[worker]]
+//! [[worker]]
+//! [[worker]]
+//! ```
+use crate::{Context, Error, Result};
+use serde::Deserialize;
+use std::path::Path;
 
 /// A link between two workers.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -38,19 +59,55 @@ pub struct Level {
     pub link: Link,
 }
 
-/// Equal workers in groups of equal size, such as servers, in groups of these, and so on.
+/// What sets workers apart.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Worker {
+    /// How many times as fast it is as the worker that was profiled.
+    pub speed: f64,
+    /// Bytes that it holds.
+    pub memory: f64,
+}
+
+impl Default for Worker {
+    fn default() -> Worker {
+        Worker { speed: 1.0, memory: f64::INFINITY }
+    }
+}
+
+/// Workers in groups of equal size, such as servers, in groups of these, and so on.
 ///
 /// Worker w is the w-th of all in the order of the groups: with levels of 4 and 2, workers 0 to 3 share a server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
     levels: Vec<Level>,
+    workers: Vec<Worker>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    level: Vec<FileLevel>,
+    #[serde(default)]
+    worker: Vec<Worker>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileLevel {
+    count: usize,
+    bandwidth: f64,
+    #[serde(default)]
+    latency: f64,
 }
 
 /// More workers than anyone plans for.
 const MOST_WORKERS: usize = 128;
+/// Less than any worker's part of the speed of another.
+const SLOWEST: f64 = 1e-6;
 
 impl Topology {
-    /// Workers in groups, the innermost level first.
+    /// Equal workers in groups, the innermost level first.
     ///
     /// # Errors
     /// If there is no level, one joins nothing, there are more workers than are planned for, or a link cannot be.
@@ -70,7 +127,60 @@ impl Topology {
             }
             level.link.check().map_err(|e| e.context(format!("level {at}")))?;
         }
-        Ok(Topology { levels })
+        Ok(Topology { levels, workers: vec![Worker::default(); workers] })
+    }
+
+    /// The same groups of other workers.
+    ///
+    /// # Errors
+    /// If they are not as many, or one has no speed or memory.
+    pub fn with_workers(self, workers: Vec<Worker>) -> Result<Topology> {
+        if workers.len() != self.workers() {
+            let (got, want) = (workers.len(), self.workers());
+            return Err(Error::plan(format!("{got} workers described, where the levels have {want}")));
+        }
+        for (w, worker) in workers.iter().enumerate() {
+            let Worker { speed, memory } = worker;
+            if !(SLOWEST..=1.0 / SLOWEST).contains(speed) || memory.is_nan() || *memory <= 0.0 {
+                return Err(Error::plan(format!(
+                    "worker {w} has a speed of {speed} and {memory} bytes; {SLOWEST:e} to {:e} and more than 0 expected",
+                    1.0 / SLOWEST
+                )));
+            }
+        }
+        Ok(Topology { workers, ..self })
+    }
+
+    /// Reads a file of the form above.
+    ///
+    /// # Errors
+    /// If it is not of that form (with line and column), or the topology cannot be.
+    pub fn from_text(text: &str) -> Result<Topology> {
+        let file: File = toml::from_str(text).map_err(|e| Error::plan(format!("not a topology: {e}")))?;
+        let level = |l: FileLevel| {
+            let FileLevel { count, bandwidth, latency } = l;
+            Level { count, link: Link { latency, bandwidth } }
+        };
+        let alike = Topology::new(file.level.into_iter().map(level).collect())?;
+        if file.worker.is_empty() { Ok(alike) } else { alike.with_workers(file.worker) }
+    }
+
+    /// Reads a topology from a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or as [`from_text`](Topology::from_text) says, with the file's name.
+    pub fn load(path: &Path) -> Result<Topology> {
+        Topology::from_text(&Error::read_text(path)?).context(|| path.display().to_string())
+    }
+
+    /// What sets a worker apart.
+    pub fn worker(&self, w: usize) -> Worker {
+        self.workers[w]
+    }
+
+    /// Whether no worker is faster or holds more than another.
+    pub fn is_even(&self) -> bool {
+        self.workers.iter().all(|w| *w == self.workers[0])
     }
 
     /// The levels, innermost first.
@@ -80,7 +190,7 @@ impl Topology {
 
     /// The number of workers.
     pub fn workers(&self) -> usize {
-        self.group(self.levels.len())
+        self.workers.len()
     }
 
     /// Workers of a group of the levels below `level`: 1 at level 0.

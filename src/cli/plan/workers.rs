@@ -102,6 +102,9 @@ fn plan(args: &super::Args, graph: &CostGraph, topology: &Topology) -> Result<Fo
         if args.stages.is_some() {
             return Err(Error::config("--stages cannot be used with --compat"));
         }
+        if !topology.is_even() {
+            return Err(Error::config("--compat is for workers that are all alike"));
+        }
         let found = plan_compat(graph, topology, options.straight, !options.no_transfers)?;
         return Ok(Found {
             seconds: found.seconds,
@@ -117,17 +120,17 @@ fn plan(args: &super::Args, graph: &CostGraph, topology: &Topology) -> Result<Fo
     Ok(Found {
         seconds: best.judged.seconds(),
         data_parallel_seconds: judge(graph, topology, &[all])?.seconds(),
-        others: runners_up(&best, &others, &limits),
+        others: runners_up(&best, &others, topology, &limits),
         judged: best.judged,
         stages: best.stages,
     })
 }
 
 /// The other plans, and why they lost.
-fn runners_up(best: &Proposal, others: &[Proposal], limits: &Limits) -> String {
+fn runners_up(best: &Proposal, others: &[Proposal], topology: &Topology, limits: &Limits) -> String {
     let mut text = format!("{}\n", best.bottleneck());
     for other in others {
-        let (shape, ms, why) = (other.shape(), 1e3 * other.judged.seconds(), other.lost_to(best, limits));
+        let (shape, ms, why) = (other.shape(), 1e3 * other.judged.seconds(), other.lost_to(best, topology, limits));
         text += &format!("not {shape} ({}), {ms:.3} ms: {why}\n", other.name);
     }
     text
@@ -135,6 +138,9 @@ fn runners_up(best: &Proposal, others: &[Proposal], limits: &Limits) -> String {
 
 /// The workers and links that the arguments tell.
 fn topology(args: &super::Args) -> Result<Topology> {
+    if let Some(path) = &args.topology {
+        return Topology::load(path);
+    }
     let counts = &args.workers;
     let per_level = |name: &str, given: &[f64]| {
         if given.len() == counts.len() {

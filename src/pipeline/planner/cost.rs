@@ -1,6 +1,6 @@
 //! What a plan with replicated stages costs under an asynchronous 1F1B schedule (Narayanan et al., SOSP 2019), and what it holds.
 //!
-//! - A stage of r replicas takes `(F + max(B, S)) / r` seconds per minibatch. S is the all-reduce of its gradients, once a round of r
+//! - A stage of r replicas takes `(F + max(B, S)) / r` seconds per minibatch, F and B on the slowest of them. S is the all-reduce of its gradients, once a round of r
 //!   minibatches: a ring moves `2(r-1)/r` of them over the slowest link among the replicas, in `2(r-1)` messages, while B runs. F of
 //!   the next round reads the weights that it updates, so F hides none of it.
 //! - An edge takes as long as the busiest of the links that its messages pass, each way: minibatch j goes from replica `j mod r` to
@@ -17,12 +17,12 @@ use crate::{
     },
 };
 
-/// A stage: its nodes, and the workers that hold it, ascending in both.
+/// A stage: its nodes, ascending, and the workers that hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The nodes.
     pub nodes: Vec<usize>,
-    /// The workers: minibatch j runs on `workers[j % workers.len()]`.
+    /// The workers, in any order: minibatch j runs on `workers[j % workers.len()]`.
     pub workers: Vec<usize>,
 }
 
@@ -87,9 +87,10 @@ pub fn judge(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> Result<
         let received = if s > 0 { crossing[s - 1] } else { 0.0 };
         let replicas = stage.workers.len();
         let sync = all_reduce(replicas, held.param_bytes, link_among(topology, &stage.workers));
-        judged.stage_seconds.push(held.seconds(replicas, sync));
+        let speed = stage.workers.iter().map(|&w| topology.worker(w).speed).fold(f64::INFINITY, f64::min);
+        judged.stage_seconds.push(held.seconds(replicas, sync, speed));
         judged.sync_seconds.push(sync / replicas as f64);
-        judged.is_hidden.push(sync <= held.backward);
+        judged.is_hidden.push(sync <= held.backward / speed);
         judged.memory.push(held.memory(received, judged.warm_up[s]));
     }
     Ok(judged)
@@ -174,9 +175,14 @@ impl Held {
         }
     }
 
-    /// Seconds per minibatch on so many replicas, whose all-reduce takes `sync` seconds.
-    pub(super) fn seconds(&self, replicas: usize, sync: f64) -> f64 {
-        (self.forward + self.backward.max(sync)) / replicas as f64
+    /// Seconds of F and B on the worker that was profiled.
+    pub(super) fn work(&self) -> f64 {
+        self.forward + self.backward
+    }
+
+    /// Seconds per minibatch on so many replicas, whose all-reduce takes `sync` seconds and the slowest of which has this speed.
+    pub(super) fn seconds(&self, replicas: usize, sync: f64, speed: f64) -> f64 {
+        (self.forward / speed + (self.backward / speed).max(sync)) / replicas as f64
     }
 
     /// Bytes that a worker holds, of which `received` are what a minibatch brings from the stage before.

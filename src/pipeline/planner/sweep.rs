@@ -1,9 +1,9 @@
 //! Dynamic programming over cuts, from the last stage to the first.
 use super::{
-    cost::{Part, all_reduce, seconds_per_byte},
+    cost::{Part, all_reduce, link_among, seconds_per_byte},
     cuts::Cut,
 };
-use crate::pipeline::topology::{Link, Topology};
+use crate::pipeline::topology::{Link, Topology, Worker};
 
 /// What is sought, least first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,7 +12,7 @@ pub(super) enum Goal {
     Fastest,
     /// Workers, then stages, then bytes of the worker that holds the most.
     Leanest,
-    /// Bytes of the worker that holds the most.
+    /// Bytes of the worker that holds the most, whatever it has room for.
     Smallest,
 }
 
@@ -41,16 +41,21 @@ struct Best {
     next: u32,
 }
 
-/// A graph and the workers that it is planned for. Stages take neighbouring workers, the last stage the last ones.
+/// A graph and the workers that it is planned for, in an order. Stages take workers that are neighbours in it, the last stage the last ones.
 pub(super) struct Sweeper<'a> {
     pub(super) cuts: &'a [Cut],
     topology: &'a Topology,
     workers: usize,
     /// For each cut those that it is within, except itself.
     beyond: Vec<Vec<u32>>,
-    /// The slowest links among stages' workers: that of a stage of r replicas with u workers behind it is number `links[r][u]`.
-    links: Vec<Vec<usize>>,
-    kinds: Vec<Link>,
+    order: &'a [usize],
+    /// What a stage of r replicas with u workers behind it runs on is number `kind[r][u]` of `kinds`: the slowest link among its
+    /// workers, and their least speed. The least memory of one of them is `memory[r][u]`.
+    kind: Vec<Vec<usize>>,
+    kinds: Vec<(Link, f64)>,
+    memory: Vec<Vec<f64>>,
+    /// The speed of the fastest worker.
+    fastest: f64,
     /// Seconds that a byte takes from a stage of r replicas to one of q, with u workers from that one on: `edges[u][r][q]`.
     edges: Vec<Vec<Vec<f64>>>,
 }
@@ -77,24 +82,33 @@ fn up_to(n: usize) -> u128 {
 }
 
 impl<'a> Sweeper<'a> {
-    pub(super) fn new(cuts: &'a [Cut], topology: &'a Topology) -> Sweeper<'a> {
+    pub(super) fn new(cuts: &'a [Cut], topology: &'a Topology, order: &'a [usize]) -> Sweeper<'a> {
         let workers = topology.workers();
         let beyond = |i: usize| {
             let is_beyond = |&k: &usize| cuts[i].nodes.is_within(&cuts[k].nodes);
             (i + 1..cuts.len()).filter(is_beyond).map(|k| k as u32).collect()
         };
-        let kinds = (0..topology.levels().len()).map(|l| topology.slowest(l)).collect();
-        let link = |r: usize, u: usize| {
-            let (first, last) = (workers - u - r, workers - u - 1);
-            topology.between(first, last).unwrap_or(0)
-        };
-        let links = (0..=workers)
-            .map(|r| if r == 0 { Vec::new() } else { (0..=workers - r).map(|u| link(r, u)).collect() })
-            .collect();
+        let mut kinds: Vec<(Link, f64)> = Vec::new();
+        let (mut kind, mut memory) = (vec![Vec::new()], vec![Vec::new()]);
+        for r in 1..=workers {
+            let stage = |u: usize| &order[workers - u - r..workers - u];
+            let least = |u: usize, of: fn(Worker) -> f64| {
+                stage(u).iter().map(|&w| of(topology.worker(w))).fold(f64::INFINITY, f64::min)
+            };
+            let mut number = |u: usize| {
+                let here = (link_among(topology, stage(u)), least(u, |w| w.speed));
+                kinds.iter().position(|k| *k == here).unwrap_or_else(|| {
+                    kinds.push(here);
+                    kinds.len() - 1
+                })
+            };
+            kind.push((0..=workers - r).map(&mut number).collect());
+            memory.push((0..=workers - r).map(|u| least(u, |w| w.memory)).collect());
+        }
+        let fastest = order.iter().map(|&w| topology.worker(w).speed).fold(0.0, f64::max);
         let edge = |u: usize, r: usize, q: usize| {
             let start = workers - u;
-            let (from, to) = ((start - r..start).collect::<Vec<_>>(), (start..start + q).collect::<Vec<_>>());
-            seconds_per_byte(topology, &from, &to)
+            seconds_per_byte(topology, &order[start - r..start], &order[start..start + q])
         };
         let edges = (0..=workers).map(|u| {
             let row = |r| {
@@ -104,7 +118,7 @@ impl<'a> Sweeper<'a> {
         });
         let edges = edges.collect();
         let beyond = (0..cuts.len()).map(beyond).collect();
-        Sweeper { cuts, topology, workers, beyond, links, kinds, edges }
+        Sweeper { cuts, topology, workers, beyond, order, kind, kinds, memory, fastest, edges }
     }
 
     /// The best stages within `caps`.
@@ -119,29 +133,32 @@ impl<'a> Sweeper<'a> {
         self.join(&swept, last, goal, seconds, &mut joined);
         let most = if straight { 1 } else { n };
         let mut times = vec![0.0; self.kinds.len()];
+        let room = |r: usize, u: usize| {
+            if goal == Goal::Smallest { f64::INFINITY } else { memory.min(self.memory[r][u]) }
+        };
         // The fewest workers that are quick enough for so many seconds of computation.
-        let fewest = |work: f64| (work / seconds * (1.0 - ROUNDING)).ceil() as usize;
+        let fewest = |work: f64| (work / self.fastest / seconds * (1.0 - ROUNDING)).ceil() as usize;
         for i in (0..last).rev() {
-            let front = if i == 0 { 0 } else { fewest(self.cuts[i].held.seconds(1, 0.0)).max(1) };
+            let front = if i == 0 { 0 } else { fewest(self.cuts[i].held.work()).max(1) };
             for &k in &self.beyond[i] {
                 let k = k as usize;
                 let part = self.cuts[k].held.less(&self.cuts[i].held);
-                for r in fewest(part.seconds(1, 0.0)).max(1)..=most.min(n.saturating_sub(front)) {
+                for r in fewest(part.work()).max(1)..=most.min(n.saturating_sub(front)) {
                     let mut behind = joined.is_there[k * (n + 1) + r] & up_to(n - r - front);
                     if behind == 0 {
                         continue;
                     }
-                    for (time, &link) in times.iter_mut().zip(&self.kinds) {
-                        *time = part.seconds(r, all_reduce(r, part.param_bytes, link));
+                    for (time, &(link, speed)) in times.iter_mut().zip(&self.kinds) {
+                        *time = part.seconds(r, all_reduce(r, part.param_bytes, link), speed);
                     }
                     while behind != 0 {
                         let u = behind.trailing_zeros() as usize;
                         behind &= behind - 1;
                         let rest = &joined.best[swept.at(k, r, u)];
-                        let time = times[self.links[r][u]];
+                        let time = times[self.kind[r][u]];
                         // Its warm-up is ⌊(u + r - 1) / r⌋.
                         let held = part.memory(self.cuts[i].crossing, u.div_ceil(r));
-                        if time > seconds || held > memory {
+                        if time > seconds || held > room(r, u) {
                             continue;
                         }
                         let worth = match goal {
@@ -188,9 +205,9 @@ impl<'a> Sweeper<'a> {
 
     /// The stages of the best plan on `workers` workers whose first stage has `replicas`.
     pub(super) fn stages(&self, swept: &Swept, workers: usize, replicas: usize) -> Vec<Part> {
-        // Whole groups of the outermost level in front that nobody needs may as well be the last ones.
+        // Whole groups of the outermost level in front that nobody needs may as well be the last ones, if they are alike.
         let group = self.topology.group(self.topology.levels().len() - 1);
-        let unused = (self.workers - workers) / group * group;
+        let unused = if self.topology.is_even() { (self.workers - workers) / group * group } else { 0 };
         let (mut i, mut u, mut r) = (0, workers, replicas);
         let mut stages = Vec::new();
         while u > 0 {
@@ -198,7 +215,7 @@ impl<'a> Sweeper<'a> {
             let start = self.workers - u - unused;
             let end = best.end as usize;
             let nodes = self.cuts[end].nodes.iter().filter(|&n| !self.cuts[i].nodes.has(n)).collect();
-            stages.push(Part { nodes, workers: (start..start + r).collect() });
+            stages.push(Part { nodes, workers: self.order[start..start + r].to_vec() });
             (i, u, r) = (end, u - r, best.next as usize);
         }
         stages
