@@ -76,7 +76,7 @@ fn part(recipe: &Recipe, plan: &Plan, range: Range<usize>, sizes: &[usize], root
         let mut mine: Vec<Written> = Vec::new();
         for stage in engine.worker().stages() {
             let tensors = checkpoint::stage_tensors(stage, &*recipe.optimizer);
-            mine.push(checkpoint::write_stage(&folder, stage.index(), stage.weights().updates(), &tensors)?);
+            mine.push(checkpoint::write_stage(&folder, stage.index(), stage.weights().minibatches(), &tensors)?);
         }
         let files: Vec<Written> = engine.gather(&mine)?.into_iter().flatten().collect();
         if rank == 0 {

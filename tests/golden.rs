@@ -101,7 +101,8 @@ impl Training {
         let mut grads = Grads::default();
         tape.expect("a tape").backward(&[(&loss, seed)], &mut grads)?;
         for (p, w) in self.params.iter_mut().enumerate() {
-            optimizer.update(t as u64, w, &grads.take(p).expect("a gradient"), &mut self.moments[p])?;
+            let t = t as u64;
+            optimizer.update(t, optimizer.rate(t), w, &grads.take(p).expect("a gradient"), &mut self.moments[p])?;
         }
         for s in stats {
             let momentum = self.graph.nodes()[s.node].state[s.state].momentum;

@@ -9,7 +9,9 @@ use demanding::model;
 use mpirun::mpirun;
 use pipewright::{
     Result,
+    layers::NodeId,
     pipeline::{
+        plan::Plan,
         schedule::Kind,
         transport::{launch, threads::Options},
     },
@@ -23,8 +25,27 @@ const SIZES: &[usize] = &[12, 12, 7, 12, 2, 7, 12, 12];
 const DRAINS: &[usize] = &[2];
 const CUTS: &[&[&str]] = &[&[], &["conv2d2"], &["relu1", "linear2"], &["relu1", "add1", "linear1"]];
 
+/// Cuts and the workers of each stage.
+const REPLICATED: &[(&[&str], &[usize])] =
+    &[(&[], &[2]), (&["conv2d2"], &[2, 1]), (&["linear3"], &[1, 2]), (&["relu1", "linear2"], &[2, 1, 1])];
+
 fn recipe_of(kind: Kind) -> Result<Recipe> {
-    Ok(recipe(model()?, sgd(), kind, 12, 4))
+    let mut recipe = recipe(model()?, sgd(), kind, 12, 4);
+    recipe.settings.deterministic = true;
+    Ok(recipe)
+}
+
+/// Partition `at` of both lists.
+fn partition(at: usize) -> Result<Plan> {
+    let g = model()?;
+    match at.checked_sub(CUTS.len()) {
+        None => cut(&g, CUTS[at]),
+        Some(at) => {
+            let (cuts, replicas) = REPLICATED[at];
+            let nodes: Vec<NodeId> = cuts.iter().map(|name| g.find(name).expect("a node")).collect();
+            Plan::replicated(&g, &nodes, replicas)
+        }
+    }
 }
 
 /// What a rank prints of its outcome, exact to the bit.
@@ -36,18 +57,17 @@ fn in_words(o: &Outcome) -> String {
 #[test]
 fn ranks_train_as_threads_do() -> Result<()> {
     for kind in [Kind::GPipe, Kind::OneFOneB, Kind::PipeDream, Kind::PipeDreamVertical] {
-        for (at, cuts) in CUTS.iter().enumerate() {
-            let plan = cut(&model()?, cuts)?;
+        for at in 0..CUTS.len() + REPLICATED.len() {
+            if kind == Kind::PipeDreamVertical && at >= CUTS.len() {
+                continue;
+            }
+            let (plan, shape) = (partition(at)?, partition(at)?.shape()?);
             let expected = in_words(&train(&recipe_of(kind)?, &plan, SIZES, DRAINS, Options::default())?);
             for synchronous in ["0", "1"] {
                 let env = [("PIPEWRIGHT_MPI_SYNCHRONOUS", synchronous)];
                 let Some(job) = mpirun(plan.workers(), &format!("{kind} {at}"), &env) else { return Ok(()) };
-                assert!(job.success, "{kind} cut before {cuts:?}, {:?}: {}", job.took, job.text);
-                assert!(
-                    job.text.contains(&expected),
-                    "{kind} cut before {cuts:?}: {expected} expected in {}",
-                    job.text
-                );
+                assert!(job.success, "{kind} on {shape:?}, {:?}: {}", job.took, job.text);
+                assert!(job.text.contains(&expected), "{kind} on {shape:?}: {expected} expected in {}", job.text);
             }
         }
     }
@@ -60,7 +80,7 @@ fn rank() -> Result<()> {
     let Some(case) = mpirun::case() else { return Ok(()) };
     let (kind, at) = case.split_once(' ').expect("a schedule and the number of a partition");
     let (recipe, at): (Recipe, usize) = (recipe_of(kind.parse()?)?, at.parse().expect("a number"));
-    let plan = cut(&recipe.graph, CUTS[at])?;
+    let plan = partition(at)?;
     launch(1, |t| {
         let outcome = train_on(t, &recipe, &plan, SIZES, DRAINS)?;
         if t.rank() == 0 {

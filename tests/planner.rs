@@ -5,7 +5,7 @@ use pipewright::{
     optim::Sgd,
     pipeline::{
         plan::Plan,
-        planner::{Link, Planned, plan_straight, stages_of_shape},
+        planner::{Link, Planned, plan_straight, replicas_of_shape},
         profile::{NodeCost, Profile},
     },
     tensor::{DType, Device},
@@ -245,12 +245,12 @@ fn plan_files_say_what_is_wrong() -> Result<()> {
 
 #[test]
 fn shapes_are_told_from_files() -> Result<()> {
-    let stages = |text| stages_of_shape(text).expect("a shape");
-    assert_eq!((stages("1-1-1-1")?, stages("1")?), (4, 1));
-    expect(stages("2-1-1"), &["2-1-1", "stage 0", "replicated stages are not supported yet"]);
-    expect(stages("1-0"), &["stage 1 has no worker"]);
+    let replicas = |text| replicas_of_shape(text).expect("a shape");
+    assert_eq!((replicas("1-1-1-1")?, replicas("1")?, replicas("15-1")?), (vec![1; 4], vec![1], vec![15, 1]));
+    expect(replicas("1-0"), &["stage 1 has no worker"]);
+    expect(replicas("1-99999999999999999999"), &["stage 1 has 99999999999999999999 workers, at most 65536"]);
     for file in ["plan.toml", "", "1-", "-1", "1-a", "4x"] {
-        assert!(stages_of_shape(file).is_none(), "{file:?} is no shape");
+        assert!(replicas_of_shape(file).is_none(), "{file:?} is no shape");
     }
     Ok(())
 }

@@ -23,7 +23,8 @@ use pipewright::{
 /// A plan of `n` stages with free edges whose costs are whole numbers.
 fn staged(n: usize) -> Result<(Plan, Costs)> {
     let plan = Plan::even(&model()?, n)?;
-    let stage = |s: usize| StageCost { forward: 1.0 + s as f64, input_grad: 2.0, weight_grad: 3.0, step: 4.0 };
+    let stage =
+        |s: usize| StageCost { forward: 1.0 + s as f64, input_grad: 2.0, weight_grad: 3.0, step: 4.0, reduce: 0.0 };
     let edges = vec![Default::default(); plan.edges().len()];
     Ok((plan, Costs { stages: (0..n).map(stage).collect(), edges, ..Costs::default() }))
 }

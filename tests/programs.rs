@@ -159,10 +159,12 @@ fn program() -> impl Strategy<Value = Program> {
 
 fn programs() -> impl Strategy<Value = Programs> {
     let workers = prop::collection::vec(program(), 1..4);
-    (workers, any::<bool>(), number(), number()).prop_map(|(workers, stashed, micro_batches, step_every)| {
-        let weights = if stashed { WeightPolicy::Stashed } else { WeightPolicy::Current };
-        Programs { workers, weights, micro_batches, step_every }
-    })
+    (workers, any::<[bool; 2]>(), number(), number()).prop_map(
+        |(workers, [stashed, each_replica], micro_batches, step_every)| {
+            let weights = if stashed { WeightPolicy::Stashed } else { WeightPolicy::Current };
+            Programs { workers, weights, micro_batches, step_every, each_replica }
+        },
+    )
 }
 
 proptest! {
@@ -206,7 +208,7 @@ fn wrong_texts_are_told_by_line_and_column() {
         ("{head}worker 1", "line 4, column 1: worker 0 expected, got worker 1"),
         ("{head}worker 0 0F0\nworker 0", "line 5, column 1: worker 1 expected, got worker 0"),
         ("{head}worker 0\n  0F0 é 0B0", "line 5, column 7: an instruction, `repeat` or `worker` expected, got \"é\""),
-        ("{head}worker 0\n  0F0 # fine\n  0X1", "line 6, column 4: one of F B I W U D expected in \"0X1\""),
+        ("{head}worker 0\n  0F0 # fine\n  0X1", "line 6, column 4: one of F B I W A U D expected in \"0X1\""),
         ("{head}worker 0\n\t0F", "line 5, column 4: a micro-batch expected in \"0F\""),
         ("{head}worker 0 0F0@", "line 4, column 14: a version expected in \"0F0@\""),
         ("{head}worker 0 0F0é", "line 4, column 13: the end of the instruction expected in \"0F0é\""),

@@ -26,7 +26,9 @@ fn wrong_settings_are_refused_by_name() {
     train(&["--workers", "40"], &["40 stages"]);
     train(&["--workers", "100000000"], &["100000000 stages", "layers"]);
     train(&["--plan", "1-1"], &["the plan is for 2 workers, there are 1"]);
-    train(&["--plan", "1-2", "--workers", "3"], &["stage 1 on 2 workers"]);
+    train(&["--plan", "1-2", "--workers", "2"], &["the plan is for 3 workers, there are 2"]);
+    train(&["--plan", "2-0"], &["stage 1 has no worker"]);
+    train(&["--plan", "2-1", "--workers", "3", "--schedule", "pipedream-vertical"], &["takes one worker a stage"]);
     train(&["--checkpoints", "0"], &["epoch, never or a number"]);
     train(&["--keep", "0"], &["1 or more to keep"]);
     train(&["--keep-best"], &["--out"]);

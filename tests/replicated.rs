@@ -5,7 +5,7 @@ use pipewright::{
     optim::Sgd,
     pipeline::{
         plan::{Plan, StagePlan},
-        planner::{Limits, Part, judge, plan_compat, plan_replicated, warm_up},
+        planner::{Limits, Part, judge, plan_compat, plan_replicated},
         profile::{CostGraph, CostNode, Profile},
         topology::{Level, Link, Topology, Worker},
     },
@@ -373,15 +373,6 @@ fn degenerate_graphs_are_planned() -> Result<()> {
 }
 
 #[test]
-fn warm_ups_follow_the_definition() {
-    assert_eq!(warm_up(&[1, 1, 1, 1]), [3, 2, 1, 0]);
-    assert_eq!(warm_up(&[15, 1]), [1, 0]);
-    assert_eq!(warm_up(&[2, 1, 1]), [1, 1, 0]);
-    assert_eq!(warm_up(&[4, 3, 1]), [1, 1, 0]);
-    assert_eq!(warm_up(&[16]), [0]);
-}
-
-#[test]
 fn what_is_no_plan_is_said() -> Result<()> {
     let graph = graph(&[[1; 5]; 3], &[(0, 1), (1, 2)])?;
     let topology = topology(&[(3, Link { latency: 0.0, bandwidth: 1.0 })])?;
@@ -465,7 +456,7 @@ fn plans_of_models_are_plans() -> Result<()> {
     let mut stages: Vec<StagePlan> = Vec::new();
     for part in &best.stages {
         let nodes = part.nodes.iter().map(|&n| layers[n]).collect();
-        stages.push(StagePlan { nodes, workers: part.workers.clone() });
+        stages.push(StagePlan { nodes, workers: part.workers.clone(), warm_up: None });
     }
     stages[0].nodes.extend((0..g.nodes().len()).filter(|&n| !g.is_layer(n)));
     Plan::new(&g, stages)?;

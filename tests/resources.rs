@@ -14,7 +14,7 @@ use pipewright::{
         transport::threads::{self, Options},
     },
     tensor::{DType, Device, PoolStats},
-    train::{Engine, Recipe, Settings, Trainer},
+    train::{Engine, PlanChoice, Recipe, Settings, Trainer},
 };
 use small::*;
 use std::sync::{
@@ -185,6 +185,30 @@ fn a_run_that_has_warmed_up_allocates_nothing() -> Result<()> {
             .quiet(true)
             .run()?;
         assert_eq!(report.pool_misses_after_warmup, 0, "{kind}");
+    }
+    Ok(())
+}
+
+#[test]
+fn sums_of_gradients_allocate_nothing_either() -> Result<()> {
+    for (kind, replicas) in [(Kind::PipeDream, vec![2, 1]), (Kind::OneFOneB, vec![1, 2]), (Kind::PipeDream, vec![3])] {
+        let data = data::by_name("synthetic:8x8x1:4:1024:50")?;
+        let config = ModelConfig { input: Input::Image([8, 8, 1]), classes: 4, width: Some(48) };
+        let model = models::by_name("mlp", &config)?;
+        let settings = Settings {
+            schedule: kind,
+            batch: 16,
+            micro_batches: 4,
+            plan: PlanChoice::Replicas(replicas.clone()),
+            ..Settings::default()
+        };
+        let report = Trainer::new(model.graph, model.loss, data)
+            .settings(settings)
+            .epochs(3)
+            .workers(replicas.iter().sum())
+            .quiet(true)
+            .run()?;
+        assert_eq!(report.pool_misses_after_warmup, 0, "{kind} on {replicas:?}");
     }
     Ok(())
 }

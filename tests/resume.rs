@@ -11,7 +11,7 @@ use pipewright::{
         schedule::Kind,
     },
     tensor::{DType, Philox},
-    train::{Control, Every, Report, Session, Settings, Trainer},
+    train::{Control, Every, PlanChoice, Report, Session, Settings, Trainer},
 };
 use std::{path::Path, sync::Mutex};
 
@@ -52,8 +52,18 @@ const PER_EPOCH: u64 = 4;
 const STEPS: u64 = 10;
 
 fn trainer(kind: Kind, workers: usize, steps: u64, out: &Path) -> Result<Trainer> {
+    trainer_on(kind, PlanChoice::Auto, workers, steps, out)
+}
+
+/// With so many workers for each stage.
+fn replicated(kind: Kind, replicas: &[usize], steps: u64, out: &Path) -> Result<Trainer> {
+    trainer_on(kind, PlanChoice::Replicas(replicas.to_vec()), replicas.iter().sum(), steps, out)
+}
+
+fn trainer_on(kind: Kind, plan: PlanChoice, workers: usize, steps: u64, out: &Path) -> Result<Trainer> {
     let data = Data::new(Noise::new("noise", 40)).with_test(Noise::new("other noise", 20));
-    let settings = Settings { schedule: kind, batch: 12, micro_batches: 4, deterministic: true, ..Settings::default() };
+    let d = Settings::default();
+    let settings = Settings { schedule: kind, batch: 12, micro_batches: 4, deterministic: true, plan, ..d };
     let g = demanding::model()?;
     let loss = Value { node: g.loss_node().expect("the model has one"), output: 0 };
     Ok(Trainer::new(g, loss, data)
@@ -95,6 +105,37 @@ fn interrupted_equals_uninterrupted_on_any_number_of_workers() -> Result<()> {
         let place = format!("stopped after {stop} on {before} workers, resumed on {after}");
         assert_eq!(outcome(&second), expected, "{place}");
         assert_eq!(metrics(out.path()), (0..STEPS).collect::<Vec<_>>(), "{place}");
+    }
+    Ok(())
+}
+
+/// Replicas write one copy of their stage, read their own minibatches again, and know all losses.
+#[test]
+fn replicated_stages_go_on_as_one_worker_does() -> Result<()> {
+    let whole = folder();
+    let expected = outcome(&trainer(Kind::GPipe, 1, STEPS, whole.path())?.run()?);
+    let shapes: [&[usize]; 5] = [&[2, 1], &[1], &[3], &[1, 2], &[2, 1, 1]];
+    for (stop, (before, after)) in [1, 3, 4, 7, 9].into_iter().zip(shapes.iter().zip(shapes.iter().cycle().skip(1))) {
+        let out = folder();
+        replicated(Kind::OneFOneB, before, stop, out.path())?.run()?;
+        let second = replicated(Kind::OneFOneB, after, STEPS, out.path())?.resume(out.path()).run()?;
+        let place = format!("stopped after {stop} on {before:?}, resumed on {after:?}");
+        assert_eq!(outcome(&second), expected, "{place}");
+        assert_eq!(metrics(out.path()), (0..STEPS).collect::<Vec<_>>(), "{place}");
+    }
+    // Without flush, with drains within rounds.
+    for shape in [&[2][..], &[2, 1], &[1, 2], &[3, 1]] {
+        let (whole, every) = (folder(), Every::Minibatches(3));
+        let run =
+            |steps, out: &Path| Ok::<_, Error>(replicated(Kind::PipeDream, shape, steps, out)?.checkpoints(every, 9));
+        let expected = outcome(&run(STEPS, whole.path())?.run()?);
+        for stop in [3, 6, 9] {
+            let out = folder();
+            run(stop, out.path())?.run()?;
+            let second = run(STEPS, out.path())?.resume(out.path()).run()?;
+            assert_eq!(outcome(&second), expected, "{shape:?} stopped after {stop}");
+            assert_eq!(metrics(out.path()), (0..STEPS).collect::<Vec<_>>(), "{shape:?} stopped after {stop}");
+        }
     }
     Ok(())
 }

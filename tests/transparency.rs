@@ -5,8 +5,9 @@ mod small;
 use demanding::model;
 use pipewright::{
     Result,
+    layers::NodeId,
     models::{self, Input, ModelConfig},
-    pipeline::{schedule::Kind, transport::threads::Options},
+    pipeline::{plan::Plan, schedule::Kind, transport::threads::Options},
     tensor::DType,
 };
 use small::*;
@@ -42,6 +43,52 @@ fn synchronous_schedules_equal_one_worker() -> Result<()> {
                     got.versions.clear();
                     let plain = plain.get_or_insert_with(|| got.clone());
                     assert_eq!(got, *plain, "{kind} cut before {cuts:?}, m = {m}, synchronous sends: {synchronous}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Cuts and the workers of each stage.
+const REPLICATED: &[(&[&str], &[usize])] = &[
+    (&[], &[2]),
+    (&[], &[3]),
+    (&["conv2d2"], &[2, 1]),
+    (&["linear3"], &[1, 2]),
+    (&["conv2d2"], &[3, 2]),
+    (&["relu1", "linear2"], &[2, 1, 1]),
+    (&["batch_norm1", "relu1", "cross_entropy1"], &[1, 2, 1, 3]),
+];
+
+#[test]
+fn replicated_stages_equal_one_worker() -> Result<()> {
+    let g = model()?;
+    let sizes = [12, 12, 7, 12, 2, 1 + 12 / 2];
+    for m in [4, 3] {
+        let mut plain = None;
+        for kind in [Kind::Sequential, Kind::GPipe, Kind::OneFOneB] {
+            for &(cuts, replicas) in [(&[][..], &[1][..])].iter().chain(REPLICATED) {
+                for synchronous in [false, true] {
+                    let mut recipe = recipe(g.clone(), sgd(), kind, 12, m);
+                    recipe.settings.deterministic = true;
+                    let nodes: Vec<NodeId> = cuts.iter().map(|name| g.find(name).unwrap()).collect();
+                    let plan = Plan::replicated(&g, &nodes, replicas)?;
+                    let mut got = train(&recipe, &plan, &sizes, &[], Options { synchronous })?;
+                    got.versions.clear();
+                    let plain = plain.get_or_insert_with(|| got.clone());
+                    let case =
+                        format!("{kind} cut before {cuts:?} on {replicas:?}, m = {m}, synchronous: {synchronous}");
+                    assert_eq!(got, *plain, "{case}");
+                    if synchronous {
+                        continue;
+                    }
+                    // Faster, and equal but for the order of the additions.
+                    recipe.settings.deterministic = false;
+                    let fast = train(&recipe, &plan, &sizes, &[], Options { synchronous })?;
+                    for (a, b) in fast.losses.iter().zip(&plain.losses) {
+                        assert!((a.loss - b.loss).abs() <= 1e-9 * b.loss.abs(), "{case}: {a:?} {b:?}");
+                    }
                 }
             }
         }

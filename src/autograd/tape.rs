@@ -138,17 +138,49 @@ impl Tape {
 
     /// B: the gradients of the inputs, and those of the parameters, added to `out`.
     pub fn backward(self, seeds: &[(&Var, Tensor)], out: &mut Grads) -> Result<InputGrads> {
-        let (inputs, weights) = self.walk(seeds, false)?;
-        weights.run(out)?;
+        self.backward_telling(seeds, out, &mut |_, _| Ok(()))
+    }
+
+    /// The same, and tells of every parameter's gradient, by its slot and as it then is in `out`, as soon as it is complete.
+    pub fn backward_telling(self, seeds: &[(&Var, Tensor)], out: &mut Grads, made: Made) -> Result<InputGrads> {
+        let (inputs, weights) = self.walk(seeds, Some((&mut *out, &mut *made)))?;
+        weights.run_telling(out, made)?;
         Ok(inputs)
     }
 
     /// I: the gradients of the inputs now, and what is left to do for the parameters.
     pub fn backward_input(self, seeds: &[(&Var, Tensor)]) -> Result<(InputGrads, WeightPass)> {
-        self.walk(seeds, true)
+        self.walk(seeds, None)
     }
 
-    fn walk(self, seeds: &[(&Var, Tensor)], split: bool) -> Result<(InputGrads, WeightPass)> {
+    /// For each node, of those that are gone through last to first, the parameters that no node before it uses.
+    fn completed_at(&self) -> Vec<Vec<(VarId, usize)>> {
+        let mut first = vec![None; self.vars];
+        for (at, node) in self.nodes.iter().enumerate() {
+            for &id in &node.ids {
+                // Those nodes are left for the end.
+                let at = if node.path == Path::Param { usize::MAX } else { at };
+                first[id] =
+                    first[id].map_or(Some(at), |before: usize| Some(if at == usize::MAX { at } else { before }));
+            }
+        }
+        let mut completed = vec![Vec::new(); self.nodes.len()];
+        for &(id, slot) in &self.params {
+            if let Some(at) = first[id].and_then(|at| completed.get_mut(at)) {
+                at.push((id, slot));
+            }
+        }
+        completed
+    }
+
+    /// With somewhere to put the parameters' gradients these are computed too.
+    fn walk(
+        self,
+        seeds: &[(&Var, Tensor)],
+        mut weights: Option<(&mut Grads, Made)>,
+    ) -> Result<(InputGrads, WeightPass)> {
+        let split = weights.is_none();
+        let completed = if split { Vec::new() } else { self.completed_at() };
         let mut grads: Vec<Option<Tensor>> = vec![None; self.vars];
         for (var, seed) in seeds {
             if var.tape != self.serial {
@@ -162,7 +194,7 @@ impl Tape {
             }
         }
         let (mut later, mut of_params) = (Vec::new(), Vec::new());
-        for mut node in self.nodes.into_iter().rev() {
+        for (at, mut node) in self.nodes.into_iter().enumerate().rev() {
             if node.path == Path::Param {
                 of_params.push(node);
                 continue;
@@ -175,6 +207,11 @@ impl Tape {
             let now = if split { data } else { data.or(param) };
             if !now.is_empty() {
                 node.backward(&dy, now, &mut grads)?;
+            }
+            if let Some((out, made)) = &mut weights {
+                for &(id, slot) in &completed[at] {
+                    add(grads[id].take(), slot, out, made)?;
+                }
             }
             if split && !param.is_empty() {
                 node.saved.release(data);
@@ -220,7 +257,11 @@ impl WeightPass {
     }
 
     /// Computes the parameters' gradients and adds them to `out`.
-    pub fn run(mut self, out: &mut Grads) -> Result<()> {
+    pub fn run(self, out: &mut Grads) -> Result<()> {
+        self.run_telling(out, &mut |_, _| Ok(()))
+    }
+
+    fn run_telling(mut self, out: &mut Grads, made: Made) -> Result<()> {
         for (mut node, dy, wrt) in self.later {
             node.backward(&dy, wrt, &mut self.grads)?;
         }
@@ -231,12 +272,20 @@ impl WeightPass {
             }
         }
         for (id, slot) in self.params {
-            if let Some(g) = self.grads[id].take() {
-                out.add(slot, g)?;
-            }
+            add(self.grads[id].take(), slot, out, made)?;
         }
         Ok(())
     }
+}
+
+/// Is told of the gradient in a slot.
+pub type Made<'a> = &'a mut dyn FnMut(usize, &Tensor) -> Result<()>;
+
+/// Adds a complete gradient to those of its slot, and tells of it.
+fn add(grad: Option<Tensor>, slot: usize, out: &mut Grads, made: Made) -> Result<()> {
+    let Some(grad) = grad else { return Ok(()) };
+    out.add(slot, grad)?;
+    out.get(slot).map_or(Ok(()), |grad| made(slot, grad))
 }
 
 /// Bytes of the tensors, each memory once and without those in `seen`.

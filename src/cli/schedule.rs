@@ -2,7 +2,12 @@
 use super::{print, print_json};
 use crate::{
     Error, Result,
-    pipeline::schedule::{Kind, Programs, Wiring, lower, make, simulate, simulate::Costs, verify},
+    pipeline::{
+        planner::replicas_of_shape,
+        schedule::{
+            Kind, Programs, Shape, Wiring, lower, make, make_for, simulate, simulate::Costs, verify, verify::StageFacts,
+        },
+    },
 };
 use std::path::PathBuf;
 
@@ -14,6 +19,9 @@ pub(super) struct Args {
     /// Workers, a stage each
     #[arg(long, default_value_t = 4)]
     workers: usize,
+    /// Workers of each stage, as in 2-1-1, instead of one
+    #[arg(long, value_name = "SHAPE", conflicts_with = "workers")]
+    replicas: Option<String>,
     /// Micro-batches (asynchronous kinds: minibatches)
     #[arg(long, default_value_t = 8)]
     micro_batches: usize,
@@ -37,7 +45,7 @@ struct Found {
     peak_activations: Vec<usize>,
     peak_receives: Vec<usize>,
     peak_sends: Vec<usize>,
-    /// By stage.
+    /// By stage, the most of its workers.
     weight_versions: Vec<usize>,
     staleness: Vec<usize>,
 }
@@ -57,6 +65,10 @@ impl Found {
     /// Proves programs that have messages.
     fn new(programs: &Programs, wiring: &Wiring) -> Result<Found> {
         let facts = verify(programs, wiring)?;
+        let most = |of: &dyn Fn(&StageFacts) -> usize| -> Vec<usize> {
+            let on = |stage| facts.stages.iter().filter(move |s| s.stage == stage);
+            (0..wiring.stages.len()).map(|stage| on(stage).map(of).max().unwrap_or(0)).collect()
+        };
         let timeline = simulate(programs, wiring, &Costs::uniform(wiring, 1.0, 1.0, 1.0))?;
         Ok(Found {
             makespan: timeline.makespan,
@@ -64,8 +76,8 @@ impl Found {
             peak_activations: facts.workers.iter().map(|w| w.peak_activations).collect(),
             peak_receives: facts.workers.iter().map(|w| w.peak_receives).collect(),
             peak_sends: facts.workers.iter().map(|w| w.peak_sends).collect(),
-            weight_versions: facts.stages.iter().map(|s| s.weight_versions).collect(),
-            staleness: facts.stages.iter().map(|s| s.staleness).collect(),
+            weight_versions: most(&|s| s.weight_versions),
+            staleness: most(&|s| s.staleness),
         })
     }
 
@@ -91,12 +103,21 @@ impl Found {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    let programs = match (&args.check, args.kind) {
-        (Some(path), _) => Programs::load(path)?,
-        (None, Some(kind)) => make(kind, args.workers, args.micro_batches)?,
-        (None, None) => return Err(Error::config("either --kind or --check expected")),
+    let replicas = args.replicas.as_deref().map(|text| {
+        let shape = replicas_of_shape(text);
+        shape.unwrap_or_else(|| Err(Error::config(format!("replicas: a shape such as 2-1-1 expected, got {text:?}"))))
+    });
+    let replicas = replicas.transpose()?;
+    let programs = match (&args.check, args.kind, &replicas) {
+        (Some(path), ..) => Programs::load(path)?,
+        (None, Some(kind), None) => make(kind, args.workers, args.micro_batches)?,
+        (None, Some(kind), Some(replicas)) => make_for(kind, &Shape::new(replicas)?, args.micro_batches)?,
+        (None, None, _) => return Err(Error::config("either --kind or --check expected")),
     };
-    let wiring = Wiring::straight(programs.workers.len());
+    let wiring = match &replicas {
+        Some(replicas) => Wiring::replicated(replicas),
+        None => Wiring::straight(programs.workers.len()),
+    };
     let lowered = if programs.is_lowered() { programs.clone() } else { lower(&programs, &wiring)? };
     let found = Found::new(&lowered, &wiring)?;
     let shown = if args.lowered { &lowered } else { &programs };

@@ -4,13 +4,12 @@ use crate::{
     Error, Result,
     pipeline::{
         plan::Plan,
-        planner::{Link, plan_straight, stages_of_shape},
+        planner::{Link, plan_shape, replicas_of_shape},
         predict,
         profile::NodeCost,
         schedule::{
-            Kind, Wiring, lower, make, simulate,
+            Kind, Shape, Wiring, prepare, simulate,
             simulate::{Costs, EdgeCost, StageCost, Timeline},
-            verify,
         },
     },
     tensor::DType,
@@ -27,6 +26,9 @@ pub(super) struct Args {
     /// Workers, a stage each
     #[arg(long, default_value_t = 4)]
     workers: usize,
+    /// Workers of each stage, as in 2-1-1, instead of one
+    #[arg(long, value_name = "SHAPE", conflicts_with = "workers")]
+    replicas: Option<String>,
     /// Seconds of a forward pass: one number, or one for each stage
     #[arg(long, value_delimiter = ',', default_value = "1")]
     forward: Vec<f64>,
@@ -49,7 +51,7 @@ pub(super) struct Args {
     #[arg(long)]
     cores: Option<f64>,
     /// A plan file, or a shape such as 1-1-1-1: the costs are those of a model's profile then
-    #[arg(long, conflicts_with_all = ["workers", "forward", "backward", "update", "bytes"])]
+    #[arg(long, conflicts_with_all = ["workers", "replicas", "forward", "backward", "update", "bytes"])]
     plan: Option<String>,
     #[command(flatten)]
     profiled: Profiled,
@@ -76,6 +78,7 @@ const MOST_COLUMNS: usize = 100_000;
 
 /// What is simulated.
 struct Subject {
+    shape: Shape,
     wiring: Wiring,
     costs: Costs,
     /// Samples of a micro-batch, where there is a model.
@@ -178,8 +181,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         Some(plan) => planned(args, plan)?,
         None => given(args)?,
     };
-    let programs = lower(&make(args.kind, subject.wiring.stages.len(), args.micro_batches)?, &subject.wiring)?;
-    verify(&programs, &subject.wiring)?;
+    let (programs, _) = prepare(args.kind, &subject.shape, &subject.wiring, args.micro_batches)?;
     let costs = Costs { cores: args.cores, ..subject.costs };
     let timeline = simulate(&programs, &subject.wiring, &costs)?;
     let answer = Answer::new(&timeline, subject.samples);
@@ -202,7 +204,13 @@ fn given(args: &Args) -> Result<Subject> {
     if args.workers > MOST_WORKERS {
         return Err(Error::config(format!("workers: at most {MOST_WORKERS} expected, got {}", args.workers)));
     }
-    let wiring = Wiring::straight(args.workers);
+    let wiring = match args.replicas.as_deref().map(|text| (text, replicas_of_shape(text))) {
+        None => Wiring::straight(args.workers),
+        Some((_, Some(replicas))) => Wiring::replicated(&replicas?),
+        Some((text, None)) => {
+            return Err(Error::config(format!("replicas: a shape such as 2-1-1 expected, got {text:?}")));
+        }
+    };
     let (stages, edges) = (wiring.stages.len(), wiring.edges.len());
     let seconds = |name, numbers: &[f64]| each(name, numbers, stages, LONGEST);
     let (forward, backward) = (seconds("forward", &args.forward)?, seconds("backward", &args.backward)?);
@@ -213,6 +221,7 @@ fn given(args: &Args) -> Result<Subject> {
         input_grad: backward[s] / 2.0,
         weight_grad: backward[s] / 2.0,
         step: update[s],
+        reduce: 0.0,
     };
     let edge = |e: usize| {
         let seconds = bytes[e] / link.bandwidth;
@@ -220,7 +229,7 @@ fn given(args: &Args) -> Result<Subject> {
     };
     let costs =
         Costs { stages: (0..stages).map(stage).collect(), edges: (0..edges).map(edge).collect(), ..Costs::default() };
-    Ok(Subject { wiring, costs, samples: None })
+    Ok(Subject { shape: wiring.shape()?, wiring, costs, samples: None })
 }
 
 /// The stages of a plan, as a profile says.
@@ -230,13 +239,18 @@ fn planned(args: &Args, plan: &str) -> Result<Subject> {
     let of_an_update = if args.kind.is_synchronous() { args.micro_batches } else { 1 };
     let nodes: Vec<NodeCost> = profile.at(samples)?.iter().map(|c| c.per_micro_batch(of_an_update)).collect();
     let link = link(args, Link { latency: 1e-6, bandwidth: 5e9 })?;
-    let plan = match stages_of_shape(plan) {
-        Some(stages) => plan_straight(&graph, &nodes, link, stages?, samples, DType::F32)?.plan,
+    let plan = match replicas_of_shape(plan) {
+        Some(replicas) => plan_shape(&graph, &nodes, link, &replicas?, samples, DType::F32)?.plan,
         None => Plan::load(&graph, plan.as_ref())?,
     };
     let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, of_an_update, DType::F32)?;
     // As each worker is on a core of its own.
-    Ok(Subject { wiring: plan.wiring(true), costs: costs.faster(profile.crowding), samples: Some(samples) })
+    Ok(Subject {
+        shape: plan.shape()?,
+        wiring: plan.wiring(true),
+        costs: costs.faster(profile.crowding),
+        samples: Some(samples),
+    })
 }
 
 fn link(args: &Args, default: Link) -> Result<Link> {

@@ -5,7 +5,7 @@ use crate::{
     data::{self, Data},
     models::{self, Input, ModelConfig},
     optim::{Adam, Optimizer, Rate, Sgd},
-    pipeline::{faults, planner::stages_of_shape, schedule::Kind},
+    pipeline::{faults, planner::replicas_of_shape, schedule::Kind},
     tensor::DType,
     train::{Control, EpochReport, Every, Files, PlanChoice, Settings, Trainer},
 };
@@ -88,6 +88,11 @@ pub(super) struct Args {
     /// Plans from operation counts instead of the clock, so that a run can be repeated bit for bit
     #[arg(long)]
     deterministic: bool,
+    /// The learning rate as it is at every stage, also where a stage on R workers updates once for R minibatches; without this it
+    /// is multiplied by R / the workers of the first stage there
+    #[arg(long)]
+    #[serde(alias = "no-rate-scaling")]
+    no_rate_scaling: bool,
     /// All nine products of every 3×3 convolution, where four would do with a rounding error up to four times as large
     #[arg(long)]
     #[serde(alias = "no-winograd")]
@@ -161,6 +166,7 @@ impl Args {
             workers: self.workers.or(file.workers),
             threads: self.threads.or(file.threads),
             deterministic: self.deterministic || file.deterministic,
+            no_rate_scaling: self.no_rate_scaling || file.no_rate_scaling,
             no_winograd: self.no_winograd || file.no_winograd,
             watchdog: self.watchdog.or(file.watchdog),
             out: self.out.or(file.out),
@@ -197,11 +203,12 @@ impl Args {
             dtype: self.dtype()?,
             threads: self.threads.unwrap_or(d.threads),
             deterministic: self.deterministic,
+            scale_rate: !self.no_rate_scaling,
             winograd: !self.no_winograd,
             plan: match &self.plan {
                 None => PlanChoice::Auto,
-                Some(text) => match stages_of_shape(text) {
-                    Some(stages) => PlanChoice::Stages(stages?),
+                Some(text) => match replicas_of_shape(text) {
+                    Some(replicas) => PlanChoice::Replicas(replicas?),
                     None => PlanChoice::File(text.into()),
                 },
             },

@@ -129,8 +129,18 @@ impl Loader {
     /// # Errors
     /// If the thread cannot be started.
     pub fn prefetch(&self, sampler: &Sampler, numbers: Range<u64>) -> Result<Prefetch> {
+        self.prefetch_every(sampler, numbers, 1)
+    }
+
+    /// The same with only the first of every `stride` (at least 1) of them.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn prefetch_every(&self, sampler: &Sampler, numbers: Range<u64>, stride: usize) -> Result<Prefetch> {
         let (sender, receiver) = sync_channel(DEPTH);
-        let left = numbers.end.saturating_sub(numbers.start);
+        let stride = stride.max(1);
+        let left = numbers.end.saturating_sub(numbers.start).div_ceil(stride as u64);
+        let numbers = numbers.step_by(stride);
         let (source, sampler) = (self.source.clone(), sampler.clone());
         let work = move || {
             for number in numbers {

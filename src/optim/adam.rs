@@ -55,9 +55,9 @@ impl Optimizer for Adam {
         self.rate.at(t)
     }
 
-    fn update(&self, t: u64, weight: &mut Tensor, grad: &Tensor, state: &mut [Tensor]) -> Result<()> {
+    fn update(&self, t: u64, lr: f64, weight: &mut Tensor, grad: &Tensor, state: &mut [Tensor]) -> Result<()> {
         let Adam { betas, eps, decay, decoupled, .. } = *self;
-        let step = AdamStep { lr: self.rate.at(t), betas, eps, decay, decoupled, t: t + 1 };
+        let step = AdamStep { lr, betas, eps, decay, decoupled, t: t + 1 };
         match state {
             [m, v] => weight.adam_step(step, grad, m, v),
             _ => Err(crate::Error::config(format!("adam keeps two moments, got {}", state.len()))),

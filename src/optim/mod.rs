@@ -19,9 +19,9 @@ pub trait Optimizer: Send + Sync {
         &[]
     }
 
-    /// The learning rate of update `t`, from 0.
+    /// The learning rate of minibatch `t`, from 0.
     fn rate(&self, t: u64) -> f64;
 
-    /// Update `t` (from 0) of one parameter, in place where nothing else holds it.
-    fn update(&self, t: u64, weight: &mut Tensor, grad: &Tensor, state: &mut [Tensor]) -> Result<()>;
+    /// Update `t` (from 0) of one parameter with learning rate `lr`, in place where nothing else holds it.
+    fn update(&self, t: u64, lr: f64, weight: &mut Tensor, grad: &Tensor, state: &mut [Tensor]) -> Result<()>;
 }

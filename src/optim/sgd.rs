@@ -50,8 +50,8 @@ impl Optimizer for Sgd {
         self.rate.at(t)
     }
 
-    fn update(&self, t: u64, weight: &mut Tensor, grad: &Tensor, state: &mut [Tensor]) -> Result<()> {
-        let step = SgdStep { lr: self.rate.at(t), momentum: self.momentum, decay: self.decay, nesterov: self.nesterov };
+    fn update(&self, _: u64, lr: f64, weight: &mut Tensor, grad: &Tensor, state: &mut [Tensor]) -> Result<()> {
+        let step = SgdStep { lr, momentum: self.momentum, decay: self.decay, nesterov: self.nesterov };
         weight.sgd_step(step, grad, state.first_mut())
     }
 }

@@ -1,5 +1,5 @@
 //! The partition of a layer graph into stages, and the tensors that cross between them.
-use super::schedule::{Link, Wiring};
+use super::schedule::{Link, Shape, Wiring, warm_up};
 use crate::{
     Error, Result,
     layers::{Graph, NodeId, NodeKind, Value},
@@ -12,8 +12,11 @@ pub struct StagePlan {
     /// Its nodes, in order. The layers of a stage are neighbours in the order of the graph; the inputs of the graph belong to
     /// the first stage, whose workers read the data.
     pub nodes: Vec<NodeId>,
-    /// The workers that hold it: one, until stages are replicated.
+    /// The workers that hold it, in the order in which they take micro-batches in turn.
     pub workers: Vec<usize>,
+    /// Forward passes that each of them does before its first backward pass in an asynchronous schedule, if not the
+    /// [published](super::schedule::warm_up) number.
+    pub warm_up: Option<usize>,
 }
 
 /// A value that crosses from the stage that makes it to a later one that reads it.
@@ -64,6 +67,10 @@ impl Plan {
         for (s, stage) in stages.iter().enumerate() {
             if stage.workers.is_empty() {
                 return Err(Error::plan(format!("stage {s} has no worker")));
+            }
+            let again = |(i, w)| stage.workers[..i].contains(w).then_some(*w);
+            if let Some(worker) = stage.workers.iter().enumerate().find_map(again) {
+                return Err(Error::plan(format!("stage {s} names worker {worker} twice")));
             }
             for &n in &stage.nodes {
                 match stage_of.get_mut(n) {
@@ -119,14 +126,27 @@ impl Plan {
     /// # Errors
     /// If the cuts leave a stage without layers or are out of order, or as [`Plan::new`] says.
     pub fn straight(graph: &Graph, cuts: &[NodeId]) -> Result<Plan> {
+        Plan::replicated(graph, cuts, &vec![1; cuts.len() + 1])
+    }
+
+    /// The same with so many workers for each stage, numbered in the order of the stages.
+    ///
+    /// # Errors
+    /// As for [`straight`](Plan::straight), or if there is not one number of workers a stage.
+    pub fn replicated(graph: &Graph, cuts: &[NodeId], replicas: &[usize]) -> Result<Plan> {
         if !cuts.is_sorted() || cuts.last().is_some_and(|&c| c >= graph.nodes().len()) {
             return Err(Error::plan(format!(
                 "cuts must ascend and lie within the {} nodes, got {cuts:?}",
                 graph.nodes().len()
             )));
         }
+        if replicas.len() != cuts.len() + 1 {
+            let (a, b) = (replicas.len(), cuts.len() + 1);
+            return Err(Error::plan(format!("workers of {a} stages for {b} stages")));
+        }
+        let workers = Wiring::replicated(replicas).stages.into_iter();
         let mut stages: Vec<StagePlan> =
-            (0..=cuts.len()).map(|s| StagePlan { nodes: Vec::new(), workers: vec![s] }).collect();
+            workers.map(|workers| StagePlan { nodes: Vec::new(), workers, warm_up: None }).collect();
         for n in 0..graph.nodes().len() {
             let stage = if graph.is_layer(n) { cuts.partition_point(|&c| c <= n) } else { 0 };
             stages[stage].nodes.push(n);
@@ -147,6 +167,22 @@ impl Plan {
     /// The number of workers.
     pub fn workers(&self) -> usize {
         self.stages.iter().flat_map(|s| &s.workers).max().map_or(0, |w| w + 1)
+    }
+
+    /// The workers of each stage, and their warm-up.
+    ///
+    /// # Errors
+    /// As for [`Shape::new`].
+    pub fn shape(&self) -> Result<Shape> {
+        let replicas: Vec<usize> = self.stages.iter().map(|s| s.workers.len()).collect();
+        let published = warm_up(&replicas);
+        Shape::warmed_up(&replicas, self.stages.iter().zip(published).map(|(s, w)| s.warm_up.unwrap_or(w)).collect())
+    }
+
+    /// The same plan with these warm-ups, one a stage.
+    pub fn warmed_up(mut self, warm_up: &[usize]) -> Plan {
+        self.stages.iter_mut().zip(warm_up).for_each(|(stage, &w)| stage.warm_up = Some(w));
+        self
     }
 
     /// What a schedule needs to know; with `gradients` false, as in evaluation, nothing comes back.

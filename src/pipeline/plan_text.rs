@@ -10,7 +10,10 @@
 //! worker = 1
 //! nodes = ["flatten1", "linear1", "cross_entropy1"]
 //! ```
-//! or shorter, stage s on worker s, by the first layer of every stage but the first:
+//! A stage on several workers has `workers = [1, 2]` instead of `worker`; `warm_up = 3` says how many forward passes each worker of
+//! a stage does before its first backward pass in an asynchronous schedule, if it is not the published number.
+//!
+//! Or shorter, stage s on worker s, by the first layer of every stage but the first:
 //! ```toml
 //! cuts = ["flatten1"]
 //! ```
@@ -33,7 +36,9 @@ struct File {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stage {
-    worker: usize,
+    worker: Option<usize>,
+    workers: Option<Vec<usize>>,
+    warm_up: Option<usize>,
     nodes: Vec<String>,
 }
 
@@ -49,10 +54,14 @@ impl Plan {
         for (s, stage) in self.stages().iter().enumerate() {
             let quoted = |n: &NodeId| toml::Value::String(graph.nodes()[*n].name.clone()).to_string();
             let names: Vec<String> = stage.nodes.iter().filter(|n| graph.is_layer(**n)).map(quoted).collect();
-            let worker = stage.workers.first().copied().unwrap_or(0);
+            let on = match stage.workers[..] {
+                [worker] => format!("worker = {worker}"),
+                ref workers => format!("workers = {workers:?}"),
+            };
+            let warm_up = stage.warm_up.map_or(String::new(), |w| format!("warm_up = {w}\n"));
             let seconds =
                 stage_seconds.get(s).map_or(String::new(), |t| format!("# {:.3} ms a micro-batch\n", t * 1e3));
-            text += &format!("\n{seconds}[[stage]]\nworker = {worker}\nnodes = [{}]\n", names.join(", "));
+            text += &format!("\n{seconds}[[stage]]\n{on}\n{warm_up}nodes = [{}]\n", names.join(", "));
         }
         text
     }
@@ -91,13 +100,18 @@ fn from_stages(graph: &Graph, listed: &[Stage]) -> Result<Plan> {
                 (0..graph.nodes().len()).filter(|n| !graph.is_layer(*n) && !nodes.contains(n)).collect();
             nodes.extend(unnamed);
         }
-        stages.push(StagePlan { nodes, workers: vec![stage.worker] });
+        let workers = match (stage.worker, &stage.workers) {
+            (Some(worker), None) => vec![worker],
+            (None, Some(workers)) => workers.clone(),
+            _ => return Err(Error::plan(format!("stage {s}: either `worker` or `workers` expected"))),
+        };
+        stages.push(StagePlan { nodes, workers, warm_up: stage.warm_up });
     }
-    let mut workers: Vec<usize> = listed.iter().map(|s| s.worker).collect();
+    let mut workers: Vec<usize> = stages.iter().flat_map(|s| s.workers.clone()).collect();
     workers.sort_unstable();
     if workers.iter().enumerate().any(|(i, &w)| i != w) {
         return Err(Error::plan(format!(
-            "the stages must lie on workers 0 to {}, one each, got {workers:?}",
+            "the stages must lie on workers 0 to {}, each on its own, got {workers:?}",
             workers.len().saturating_sub(1)
         )));
     }

@@ -4,7 +4,7 @@ use super::{
     planner::Link,
     profile::NodeCost,
     schedule::{
-        Kind, lower, make, simulate,
+        Kind, Shape, lower, make_for, simulate,
         simulate::{Costs, EdgeCost, StageCost},
     },
 };
@@ -14,12 +14,14 @@ use crate::{Error, Result, layers::Graph, tensor::DType};
 const SYNCHRONOUS: usize = 8;
 /// Minibatches that show the steady state of an asynchronous schedule.
 const ASYNCHRONOUS: usize = 1 << 20;
+/// Rounds of all stages that do where they are replicated: the programs have no period in common that could be skipped.
+const ROUNDS: usize = 16;
 
 /// What the stages and edges of a plan take for micro-batches of `samples` samples, `micro_batches` of which share an update.
 /// `nodes` are what all nodes cost one of them ([`NodeCost::per_micro_batch`]), `link` gives the link between two workers.
 ///
 /// # Errors
-/// If the costs are not those of all nodes, or a stage has several workers.
+/// If the costs are not those of all nodes.
 pub fn costs(
     graph: &Graph,
     plan: &Plan,
@@ -33,32 +35,48 @@ pub fn costs(
         return Err(Error::plan(format!("costs of {} nodes for a model of {}", nodes.len(), graph.nodes().len())));
     }
     let wiring = plan.wiring(true);
+    // Of the pairs of workers in two groups the slowest link.
+    let slowest = |from: &[usize], to: &[usize]| {
+        let pairs = from.iter().flat_map(|&a| to.iter().map(move |&b| (a, b))).filter(|(a, b)| a != b);
+        pairs
+            .map(|(a, b)| link(a, b))
+            .reduce(|a, b| Link { latency: a.latency.max(b.latency), bandwidth: a.bandwidth.min(b.bandwidth) })
+    };
     let stages = plan.stages().iter().map(|stage| {
         let sum = |time: fn(&NodeCost) -> f64| -> f64 { stage.nodes.iter().map(|&n| time(&nodes[n])).sum() };
+        let reduce = slowest(&stage.workers, &stage.workers).map_or(0.0, |link| {
+            let last_first = stage.nodes.iter().rev().map(|&n| &nodes[n]);
+            exposed(last_first, stage.workers.len(), link) + micro_batches as f64 * sum(|c| c.update)
+        });
         StageCost {
             forward: sum(|c| c.forward),
             input_grad: sum(|c| c.input_grad),
             weight_grad: sum(|c| c.weight_grad),
             step: micro_batches as f64 * sum(|c| c.update),
+            reduce,
         }
     });
     let edge = |edge: &super::plan::Edge| {
-        let worker = |stage| {
-            wiring.worker(stage).ok_or_else(|| Error::plan(format!("stage {stage} must lie on exactly one worker")))
+        let workers = |stage: usize| &wiring.stages[stage][..];
+        let Some(Link { latency, bandwidth }) = slowest(workers(edge.from), workers(edge.to)) else {
+            return EdgeCost::default();
         };
-        let (from, to) = (worker(edge.from)?, worker(edge.to)?);
-        if from == to {
-            return Ok(EdgeCost::default());
-        }
         let [forward, backward] = plan.message_bytes(graph, edge, samples, dtype);
-        let Link { latency, bandwidth } = link(from, to);
-        Ok(EdgeCost { forward: forward as f64 / bandwidth, backward: backward as f64 / bandwidth, latency })
+        EdgeCost { forward: forward as f64 / bandwidth, backward: backward as f64 / bandwidth, latency }
     };
-    Ok(Costs {
-        stages: stages.collect(),
-        edges: plan.edges().iter().map(edge).collect::<Result<_>>()?,
-        ..Costs::default()
-    })
+    Ok(Costs { stages: stages.collect(), edges: plan.edges().iter().map(edge).collect(), ..Costs::default() })
+}
+
+/// Seconds for which the workers of a stage wait for the sum of their gradients after B, of nodes in the order of B: each gradient is
+/// on its way as soon as it is made, 2(R−1)/R of it in and out of every worker, there and back.
+fn exposed<'a>(nodes: impl Iterator<Item = &'a NodeCost>, replicas: usize, link: Link) -> f64 {
+    let moved = 2.0 * (replicas as f64 - 1.0) / replicas as f64;
+    let (mut made, mut sent) = (0.0, 0.0f64);
+    for node in nodes {
+        made += node.input_grad + node.weight_grad;
+        sent = sent.max(made) + moved * node.param_bytes as f64 / link.bandwidth;
+    }
+    sent - made + 2.0 * link.latency
 }
 
 /// Seconds from one minibatch of `micro_batches` micro-batches to the next.
@@ -75,15 +93,71 @@ pub fn seconds_per_minibatch(
     micro_batches: usize,
     crowding: f64,
 ) -> Result<f64> {
+    seconds_with(kind, plan, &plan.shape()?, costs, micro_batches, crowding)
+}
+
+fn seconds_with(
+    kind: Kind,
+    plan: &Plan,
+    shape: &Shape,
+    costs: &Costs,
+    micro_batches: usize,
+    crowding: f64,
+) -> Result<f64> {
     let (wiring, workers) = (plan.wiring(true), plan.workers());
-    let minibatches = if kind.is_synchronous() { 1 } else { ASYNCHRONOUS };
-    let mut programs = lower(&make(kind, workers, micro_batches * minibatches)?.placed(&wiring)?, &wiring)?;
+    let minibatches = match kind.is_synchronous() {
+        true => 1,
+        false if shape.is_replicated() => ROUNDS * (shape.period() + shape.workers()),
+        false => ASYNCHRONOUS,
+    };
+    let mut programs = lower(&make_for(kind, shape, micro_batches * minibatches)?.placed(&wiring)?, &wiring)?;
+    // Micro-batches from one minibatch to the next. Replicas take turns anew in each, so there may be numbers that none has.
+    let mut turn = micro_batches;
     if kind.is_synchronous() {
         // A minibatch is a period.
-        programs.micro_batches *= SYNCHRONOUS;
-        programs.workers.iter_mut().for_each(|p| p.repeats = SYNCHRONOUS);
+        turn = micro_batches.next_multiple_of(shape.period());
+        programs.micro_batches = turn * SYNCHRONOUS;
+        programs.workers.iter_mut().for_each(|p| (p.repeats, p.shift) = (SYNCHRONOUS, turn));
     }
     let cores = (crowding > 1.0).then_some(workers as f64 / crowding);
     let timeline = simulate(&programs, &wiring, &Costs { cores, ..costs.faster(crowding) })?;
-    Ok(micro_batches as f64 * timeline.seconds_per_micro_batch)
+    Ok(turn as f64 * timeline.seconds_per_micro_batch)
+}
+
+/// The most forward passes by which warm-ups are prolonged.
+const MOST_EXTRA: usize = 8;
+/// What a forward pass more must gain.
+const WORTH: f64 = 0.99;
+
+/// The plan with the warm-up of each stage that an asynchronous schedule needs so that its stages do not wait for each other: the
+/// published one, prolonged by a forward pass where it gains most (of equals at the latest stage), as long as one does. Rounds of
+/// stages whose workers have no common multiple stand in each other's way otherwise: of 4-3 a quarter of the time is lost.
+///
+/// # Errors
+/// As for [`seconds_per_minibatch`].
+pub fn warmed_up(kind: Kind, plan: Plan, costs: &Costs, crowding: f64) -> Result<Plan> {
+    let mut shape = plan.shape()?;
+    if kind.is_synchronous() || !shape.is_replicated() {
+        return Ok(plan);
+    }
+    let mut seconds = seconds_with(kind, &plan, &shape, costs, 1, crowding)?;
+    for _ in 0..MOST_EXTRA {
+        let mut best: Option<(f64, Shape)> = None;
+        for stage in (0..shape.replicas().len()).rev() {
+            let mut longer = shape.warm_up().to_vec();
+            longer[stage] += 1;
+            let longer = Shape::warmed_up(shape.replicas(), longer)?;
+            // One that the stages before cannot feed waits for ever.
+            let Ok(t) = seconds_with(kind, &plan, &longer, costs, 1, crowding) else { continue };
+            if best.as_ref().is_none_or(|(b, _)| t < *b) {
+                best = Some((t, longer));
+            }
+        }
+        match best.filter(|(t, _)| *t < seconds * WORTH) {
+            Some((t, longer)) => (seconds, shape) = (t, longer),
+            None => break,
+        }
+    }
+    let published = plan.shape()?;
+    Ok(if shape == published { plan } else { plan.warmed_up(shape.warm_up()) })
 }

@@ -1,8 +1,12 @@
 //! One stage on one worker: its weights, the micro-batches in flight, and what an instruction does with them.
+mod sums;
+
 use super::{
     plan::{Edge, Plan},
+    reduce::Reducer,
     schedule::{MicroBatch, Read, Version, WeightPolicy},
-    weights::Weights,
+    transport::Transport,
+    weights::{Pace, Weights},
 };
 use crate::{
     Context, Error, Result,
@@ -57,7 +61,7 @@ struct Flight {
 }
 
 /// What the loss said about a micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Measured {
     /// The micro-batch.
     pub mb: MicroBatch,
@@ -67,6 +71,14 @@ pub struct Measured {
     pub total: f64,
     /// Right answers, where the loss counts them.
     pub correct: Option<f64>,
+}
+
+/// How B reaches the other workers of its stage.
+pub struct Wire<'a> {
+    /// The messages.
+    pub transport: &'a mut dyn Transport,
+    /// The samples of its micro-batch.
+    pub samples: usize,
 }
 
 /// What a forward pass leaves beside its flight.
@@ -109,15 +121,34 @@ pub struct Stage {
     policy: WeightPolicy,
     flight: HashMap<MicroBatch, Flight>,
     later: HashMap<MicroBatch, WeightPass>,
-    /// The left fold of gradients over micro-batches 0…`folded`−1 since the pipeline was last empty; others wait in `early`.
+    /// Which replica of the stage this is.
+    replica: Replica,
+    /// The left fold of gradients over this replica's micro-batches before `next` since the last update; others wait in `early`.
     grads: Grads,
-    folded: MicroBatch,
+    next: MicroBatch,
+    /// The first of them.
+    first: Option<MicroBatch>,
     early: BTreeMap<MicroBatch, Grads>,
+    /// With other replicas: their sums.
+    reducer: Option<Reducer>,
+    /// Where the next update's micro-batches begin.
+    update_from: MicroBatch,
+    pace: Pace,
     stats: BTreeMap<MicroBatch, Vec<Stat>>,
     most_versions: usize,
     /// Of the micro-batches that the next step covers: the oldest version read.
     oldest_read: Option<Version>,
     staleness: usize,
+}
+
+/// One of the workers of a stage.
+#[derive(Clone, Copy, Debug)]
+struct Replica {
+    index: usize,
+    of: usize,
+    /// Whether the gradients of its micro-batches stay apart until they are summed over all workers, so that they are added in
+    /// the order in which one worker adds them.
+    apart: bool,
 }
 
 /// What every stage of a run has in common.
@@ -133,14 +164,33 @@ pub struct Setup {
     pub seed: u64,
     /// The floating-point type it computes in.
     pub dtype: DType,
+    /// Whether a stage on R workers makes an update for every R minibatches, with their mean gradient (1F1B-RR).
+    pub rounds: bool,
+    /// Whether its learning rate is then multiplied by R / the workers of the first stage.
+    pub scale_rate: bool,
+    /// Whether a synchronous run on several workers a stage gives the bits of one worker.
+    pub deterministic: bool,
 }
 
 impl Stage {
-    /// Stage `index` of `plan` with its first weights.
-    pub fn new(setup: &Setup, plan: &Plan, index: usize, device: &Device) -> Result<Stage> {
-        let nodes = plan.stages()[index].nodes.clone();
+    /// Stage `index` of `plan` on `worker`, with its first weights.
+    ///
+    /// # Errors
+    /// If the plan has no such stage, or not on that worker; if there is no memory.
+    pub fn new(setup: &Setup, plan: &Plan, index: usize, worker: usize, device: &Device) -> Result<Stage> {
+        let of_plan = plan.stages().get(index);
+        let place = of_plan.and_then(|s| Some((s, s.workers.iter().position(|&w| w == worker)?)));
+        let (of_plan, me) =
+            place.ok_or_else(|| Error::plan(format!("the plan has no stage {index} on worker {worker}")))?;
+        let (nodes, of) = (of_plan.nodes.clone(), of_plan.workers.len());
         let graph = setup.graph.clone();
         let weights = Weights::new(&graph, &nodes, &*setup.optimizer, setup.seed, setup.dtype, device)?;
+        let reducer = (of > 1)
+            .then(|| Reducer::new(index, &of_plan.workers, me, setup.rounds, &weights.slots(), setup.dtype, device));
+        let replica = Replica { index: me, of, apart: of > 1 && setup.deterministic && !setup.rounds };
+        let readers = plan.stages()[0].workers.len();
+        let factor = if setup.rounds && setup.scale_rate { of as f64 / readers as f64 } else { 1.0 };
+        let pace = Pace { minibatches: 1, round: if setup.rounds { of as u64 } else { 1 }, factor };
         let mut state = BTreeMap::new();
         for &n in &nodes {
             let of_node = (0..graph.nodes()[n].state.len()).map(|i| graph.init_state(n, i, setup.dtype, device));
@@ -157,9 +207,14 @@ impl Stage {
             policy: setup.policy,
             flight: HashMap::new(),
             later: HashMap::new(),
+            replica,
             grads: Grads::default(),
-            folded: 0,
+            next: me,
+            first: None,
             early: BTreeMap::new(),
+            reducer,
+            update_from: 0,
+            pace,
             stats: BTreeMap::new(),
             most_versions: 1,
             oldest_read: None,
@@ -194,6 +249,30 @@ impl Stage {
         self.state.values_mut().flatten()
     }
 
+    /// Whether the gradients of B of micro-batch `mb` are all that this worker adds to an update of a stage that others hold too,
+    /// or the last of it, after which there is micro-batch `then` or none.
+    pub fn completes(&self, mb: MicroBatch, then: Option<usize>) -> bool {
+        let Replica { of, .. } = self.replica;
+        of > 1 && self.is_next(mb) && self.early.is_empty() && (self.pace.round > 1 || then.is_none())
+    }
+
+    /// The micro-batch of this worker after `mb`.
+    pub fn after(&self, mb: MicroBatch) -> MicroBatch {
+        mb + self.replica.of
+    }
+
+    /// Whether other workers hold it too.
+    pub fn is_shared(&self) -> bool {
+        self.replica.of > 1
+    }
+
+    /// Lays by the buffers that sums over other workers may need, for `micro_batches` of each to an update.
+    pub fn reserve(&self, micro_batches: usize) {
+        if let Some(reducer) = &self.reducer {
+            reducer.reserve(if self.replica.apart { micro_batches.div_ceil(self.replica.of) } else { 1 });
+        }
+    }
+
     /// The most versions of a weight that were held at once.
     pub fn most_versions(&self) -> usize {
         self.most_versions
@@ -213,7 +292,7 @@ impl Stage {
         if left > 0 {
             return Err(Error::schedule(format!("stage {}: {left} micro-batches are still in flight", self.index)));
         }
-        self.folded = 0;
+        (self.next, self.update_from) = (self.replica.index, 0);
         self.weights.restart()
     }
 
@@ -396,13 +475,15 @@ impl Stage {
         Ok(found.err().unwrap_or_else(|| say(format!("stage {} gave a number that is not finite", self.index))))
     }
 
-    /// B or (with `split`) I: gradients for the edges that end here, given those of the edges that begin here.
+    /// B or (with `split`) I: gradients for the edges that end here, given those of the edges that begin here. With `wire` B tells
+    /// the other workers of the stage of its gradients as they are made.
     pub fn backward(
         &mut self,
         mb: MicroBatch,
         ports: &Ports,
         mut arrived: HashMap<usize, Tensor>,
         split: bool,
+        wire: Option<Wire>,
     ) -> Result<Vec<(usize, Tensor)>> {
         let mut f =
             self.flight.remove(&mb).ok_or_else(|| Error::schedule(format!("micro-batch {mb} is not in flight")))?;
@@ -433,7 +514,15 @@ impl Stage {
             grads
         } else {
             let mut out = self.begin_grads(mb);
-            let grads = f.tape.backward(&seeds, &mut out)?;
+            let reducer = self.reducer.as_mut();
+            let grads = match reducer.zip(wire) {
+                None => f.tape.backward(&seeds, &mut out)?,
+                Some((reducer, Wire { transport, samples })) => {
+                    f.tape.backward_telling(&seeds, &mut out, &mut |slot, grad| {
+                        reducer.offer(transport, (mb, samples), slot, grad)
+                    })?
+                }
+            };
             self.end_grads(mb, out)?;
             grads
         };
@@ -479,19 +568,24 @@ impl Stage {
 
     /// Where the gradients of `mb` go: onto the sum if it is next in order, else apart.
     fn begin_grads(&mut self, mb: MicroBatch) -> Grads {
-        if mb == self.folded { std::mem::take(&mut self.grads) } else { Grads::default() }
+        if self.is_next(mb) { std::mem::take(&mut self.grads) } else { Grads::default() }
+    }
+
+    fn is_next(&self, mb: MicroBatch) -> bool {
+        mb == self.next && !self.replica.apart
     }
 
     fn end_grads(&mut self, mb: MicroBatch, grads: Grads) -> Result<()> {
-        if mb != self.folded {
+        if !self.is_next(mb) {
             self.early.insert(mb, grads);
             return Ok(());
         }
+        self.first.get_or_insert(mb);
         self.grads = grads;
-        self.folded += 1;
-        while let Some(next) = self.early.remove(&self.folded) {
+        self.next += self.replica.of;
+        while let Some(next) = self.early.remove(&self.next) {
             self.grads.fold(next)?;
-            self.folded += 1;
+            self.next += self.replica.of;
         }
         Ok(())
     }
@@ -499,13 +593,14 @@ impl Stage {
     /// Step: one update, and the running statistics of the micro-batches that it covers, in their order.
     pub fn step(&mut self, keep: bool) -> Result<()> {
         if !self.early.is_empty() {
-            return Err(Error::schedule(format!("a step before the gradient of micro-batch {}", self.folded)));
+            return Err(Error::schedule(format!("a step before the gradient of micro-batch {}", self.next)));
         }
         if let Some(read) = self.oldest_read.take() {
             self.staleness = self.staleness.max(self.weights.version() - read);
         }
         let grads = std::mem::take(&mut self.grads);
-        self.weights.step(&*self.optimizer, grads, keep)?;
+        self.weights.step(&*self.optimizer, grads, self.pace, keep)?;
+        self.first = None;
         for stat in std::mem::take(&mut self.stats).into_values().flatten() {
             let momentum = self.graph.nodes()[stat.node].state[stat.state].momentum;
             let state = self.state.get_mut(&stat.node).and_then(|s| s.get_mut(stat.state));

@@ -48,10 +48,12 @@ pub enum Operation {
     Finish,
     /// Waiting for the first worker's word to go on.
     Follow,
+    /// Summing gradients over the workers of a stage.
+    Reduce,
 }
 
 impl Operation {
-    const ALL: [Operation; 14] = [
+    const ALL: [Operation; 15] = [
         Operation::Start,
         Operation::Forward,
         Operation::Backward,
@@ -66,6 +68,7 @@ impl Operation {
         Operation::Gather,
         Operation::Finish,
         Operation::Follow,
+        Operation::Reduce,
     ];
 }
 
@@ -166,6 +169,7 @@ impl fmt::Display for Doing {
             Operation::Gather => f.write_str("gather from all workers"),
             Operation::Finish => f.write_str("wait for all workers at the end"),
             Operation::Follow => f.write_str("wait for worker 0 to say whether to go on"),
+            Operation::Reduce => f.write_str("sum gradients over the workers of the stage"),
         }
     }
 }

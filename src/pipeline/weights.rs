@@ -29,6 +29,15 @@ pub struct Weight {
     trainable: bool,
 }
 
+/// One node's use of a learned parameter: where its gradient is folded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Its number in [`Grads`].
+    pub slot: usize,
+    /// The parameter's shape.
+    pub shape: Vec<usize>,
+}
+
 /// All parameters of a stage.
 pub struct Weights {
     held: Vec<Weight>,
@@ -38,8 +47,26 @@ pub struct Weights {
     version: Version,
     /// Older versions that a forward pass will still read.
     kept: BTreeMap<Version, Vec<Tensor>>,
-    /// Updates since training began.
-    updates: u64,
+    /// Minibatches since training began.
+    minibatches: u64,
+}
+
+/// How an update of a stage relates to minibatches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// Minibatches that it is made for.
+    pub minibatches: u64,
+    /// Minibatches that an update is made for if no run ends meanwhile.
+    pub round: u64,
+    /// What the learning rate is multiplied by.
+    pub factor: f64,
+}
+
+impl Default for Pace {
+    /// An update for every minibatch.
+    fn default() -> Pace {
+        Pace { minibatches: 1, round: 1, factor: 1.0 }
+    }
 }
 
 /// Makes sure that this machine has memory for the parameters of `nodes` and the optimizer's state for them.
@@ -99,7 +126,7 @@ impl Weights {
                 slots += 1;
             }
         }
-        Ok(Weights { held, uses, version: 0, kept: BTreeMap::new(), updates: 0 })
+        Ok(Weights { held, uses, version: 0, kept: BTreeMap::new(), minibatches: 0 })
     }
 
     /// The parameters, in the order of their first use.
@@ -112,14 +139,25 @@ impl Weights {
         &mut self.held
     }
 
-    /// Updates since training began.
-    pub fn updates(&self) -> u64 {
-        self.updates
+    /// The uses of learned parameters, in the order of the graph.
+    pub fn slots(&self) -> Vec<Slot> {
+        let of_weight = |w: &Weight| {
+            let shape = w.tensor.shape().to_vec();
+            w.slots.clone().into_iter().map(move |slot| Slot { slot, shape: shape.clone() })
+        };
+        let mut slots: Vec<Slot> = self.held.iter().filter(|w| w.trainable).flat_map(of_weight).collect();
+        slots.sort_by_key(|s| s.slot);
+        slots
+    }
+
+    /// Minibatches that updates were made for since training began.
+    pub fn minibatches(&self) -> u64 {
+        self.minibatches
     }
 
     /// Goes on from a checkpoint.
-    pub fn set_updates(&mut self, updates: u64) {
-        self.updates = updates;
+    pub fn set_minibatches(&mut self, minibatches: u64) {
+        self.minibatches = minibatches;
     }
 
     /// Updates since the pipeline was last empty.
@@ -165,7 +203,9 @@ impl Weights {
 
     /// One update of every learned parameter: its gradient is the fold over the nodes that use it, in the order of the graph.
     /// With `keep` the old version stays readable.
-    pub fn step(&mut self, optimizer: &dyn Optimizer, mut grads: Grads, keep: bool) -> Result<()> {
+    pub fn step(&mut self, optimizer: &dyn Optimizer, mut grads: Grads, pace: Pace, keep: bool) -> Result<()> {
+        let rate = optimizer.rate(self.minibatches) * pace.factor;
+        let update = self.minibatches.div_ceil(pace.round);
         if keep {
             self.kept.insert(self.version, self.held.iter().map(|w| w.tensor.clone()).collect());
         }
@@ -178,11 +218,11 @@ impl Weights {
                 }
             }
             if let Some(g) = sum {
-                optimizer.update(self.updates, &mut w.tensor, &g, &mut w.state).context(|| w.name.clone())?;
+                optimizer.update(update, rate, &mut w.tensor, &g, &mut w.state).context(|| w.name.clone())?;
             }
         }
         self.version += 1;
-        self.updates += 1;
+        self.minibatches += pace.minibatches;
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use super::{
     lead::Lead,
     plan::Plan,
     schedule::{Direction, Inst, Message, MicroBatch},
-    stage::{Forward, Measured, Ports, Stage, Task},
+    stage::{Forward, Measured, Ports, Stage, Task, Wire},
     status::{Doing, Operation, Pass, Status},
     transport::{Channel, Header, Ticket, Transport},
 };
@@ -28,6 +28,8 @@ pub trait Feed {
     fn sources(&mut self, mb: MicroBatch) -> Result<HashMap<NodeId, Tensor>>;
     /// Micro-batch `mb` has been forwarded by all stages here.
     fn done(&mut self, mb: MicroBatch);
+    /// How many samples micro-batch `mb` has, on whichever worker; `None` if there is no such micro-batch.
+    fn samples(&self, mb: MicroBatch) -> Option<usize>;
 }
 
 /// How instructions are to be run between two moments at which the pipeline is empty.
@@ -60,6 +62,8 @@ pub enum Spent {
     Receive,
     /// Starting receives and sends, and waiting for the end of sends.
     Send,
+    /// Summing gradients over the workers of a stage.
+    Reduce,
 }
 
 /// Seconds by kind, and the number of instructions.
@@ -103,6 +107,8 @@ pub struct Worker<'t> {
     sending: HashMap<Message, Ticket>,
     times: Times,
     measured: Vec<Measured>,
+    /// What the other workers of the stage that has the loss have not been told of it.
+    untold: Vec<Measured>,
     asked: Vec<(MicroBatch, Value, Tensor)>,
 }
 
@@ -128,6 +134,7 @@ impl<'t> Worker<'t> {
             sending: HashMap::new(),
             times: Times::default(),
             measured: Vec::new(),
+            untold: Vec::new(),
             asked: Vec::new(),
         }
     }
@@ -194,9 +201,10 @@ impl<'t> Worker<'t> {
         let start = Instant::now();
         let (kind, done) = match inst {
             Inst::F { stage, mb, read } => return self.forward(stage, mb, read, mission, feed),
-            Inst::B { stage, mb } => (Spent::Compute, self.backward(stage, mb, mission, false)),
-            Inst::I { stage, mb } => (Spent::Compute, self.backward(stage, mb, mission, true)),
+            Inst::B { stage, mb } => (Spent::Compute, self.backward(stage, mb, mission, feed, false)),
+            Inst::I { stage, mb } => (Spent::Compute, self.backward(stage, mb, mission, feed, true)),
             Inst::W { stage, mb } => (Spent::Compute, self.stage(stage).and_then(|s| s.weight(mb))),
+            Inst::Reduce { stage, mb } => (Spent::Reduce, self.reduce(stage, mb, feed)),
             Inst::Step { stage, keep } => (Spent::Step, self.stage(stage).and_then(|s| s.step(keep))),
             Inst::Free { stage, version } => (Spent::Step, self.stage(stage).and_then(|s| s.free(version))),
             Inst::Post(m) => (Spent::Send, self.post(m, mission)),
@@ -232,6 +240,7 @@ impl<'t> Worker<'t> {
         let task = Task { mode: mission.mode, key, ports, sources, arrived, wanted, ask: &mission.ask };
         let Forward { sends, measured, asked } = self.stage(stage)?.forward(mb, read, task)?;
         self.hand_over(sends, mb, Direction::Forward, &mission.plan);
+        self.untold.extend(measured.filter(|_| mission.mode == Mode::Train && self.is_shared(stage)));
         self.measured.extend(measured);
         self.asked.extend(asked.into_iter().map(|(v, t)| (mb, v, t)));
         self.times.add(Spent::Compute, start);
@@ -241,12 +250,41 @@ impl<'t> Worker<'t> {
         Ok(())
     }
 
-    fn backward(&mut self, stage: usize, mb: MicroBatch, mission: &Mission, split: bool) -> Result<()> {
+    fn backward(
+        &mut self,
+        stage: usize,
+        mb: MicroBatch,
+        mission: &Mission,
+        feed: &dyn Feed,
+        split: bool,
+    ) -> Result<()> {
         let ports = ports(mission, stage)?;
         let wanting = ports.outputs().filter(|&e| mission.plan.edges()[e].needs_grad);
         let arrived = self.arrived(wanting, mb, Direction::Backward)?;
-        let sends = self.stage(stage)?.backward(mb, ports, arrived, split)?;
+        let (rank, transport) = (self.transport.rank(), &mut *self.transport);
+        let held = self.stages.get_mut(&stage);
+        let held = held.ok_or_else(|| Error::schedule(format!("stage {stage} is not on worker {rank}")))?;
+        let samples = feed.samples(mb).filter(|_| held.completes(mb, feed.samples(held.after(mb))));
+        let wire = samples.map(|samples| Wire { transport, samples });
+        let sends = held.backward(mb, ports, arrived, split, wire)?;
         self.hand_over(sends, mb, Direction::Backward, &mission.plan);
+        Ok(())
+    }
+
+    /// Whether other workers hold a stage of this one too.
+    fn is_shared(&self, stage: usize) -> bool {
+        self.stages.get(&stage).is_some_and(Stage::is_shared)
+    }
+
+    fn reduce(&mut self, stage: usize, mb: MicroBatch, feed: &dyn Feed) -> Result<()> {
+        let rank = self.transport.rank();
+        let held = self.stages.get_mut(&stage);
+        let held = held.ok_or_else(|| Error::schedule(format!("stage {stage} is not on worker {rank}")))?;
+        // A stage without the loss has nothing to tell.
+        let (told, later) = self.untold.iter().partition(|m| m.mb <= mb);
+        self.untold = later;
+        let others = held.reduce(mb, self.transport, &|mb| feed.samples(mb), told)?;
+        self.measured.extend(others);
         Ok(())
     }
 
@@ -279,7 +317,7 @@ impl<'t> Worker<'t> {
         let edge = edge(mission, m)?;
         let [forward, backward] = mission.plan.message_bytes(&self.graph, edge, mission.samples, self.dtype);
         let (stage, bytes) = if m.direction == Direction::Forward { (edge.from, forward) } else { (edge.to, backward) };
-        let ticket = self.transport.post_recv(worker_of(mission, stage)?, channel(m), bytes, &self.device)?;
+        let ticket = self.transport.post_recv(worker_of(mission, stage, m.mb)?, channel(m), bytes, &self.device)?;
         self.posted.insert(m, ticket);
         Ok(())
     }
@@ -308,11 +346,11 @@ impl<'t> Worker<'t> {
             edge: m.edge as u32,
             backward,
             mb: m.mb as u64,
-            version: self.stages.get(&from).map_or(0, |s| s.weights().updates()),
+            version: self.stages.get(&from).map_or(0, |s| s.weights().minibatches()),
             dtype: t.dtype(),
             shape: t.shape().to_vec(),
         };
-        let ticket = self.transport.send(worker_of(mission, to)?, channel(m), header, &t)?;
+        let ticket = self.transport.send(worker_of(mission, to, m.mb)?, channel(m), header, &t)?;
         self.sending.insert(m, ticket);
         Ok(())
     }
@@ -376,7 +414,7 @@ fn doing(inst: Inst, mission: &Mission) -> Doing {
             mb: Some(m.mb),
             edge: Some(m.edge),
             gradient: m.direction == Direction::Backward,
-            peer: ends.and_then(|e| worker_of(mission, e.1).ok()),
+            peer: ends.and_then(|e| worker_of(mission, e.1, m.mb).ok()),
         }
     };
     match inst {
@@ -384,6 +422,7 @@ fn doing(inst: Inst, mission: &Mission) -> Doing {
         Inst::B { stage, mb } => work(Operation::Backward, stage, Some(mb)),
         Inst::I { stage, mb } => work(Operation::InputGradient, stage, Some(mb)),
         Inst::W { stage, mb } => work(Operation::WeightGradient, stage, Some(mb)),
+        Inst::Reduce { stage, mb } => work(Operation::Reduce, stage, Some(mb)),
         Inst::Step { stage, .. } => work(Operation::Step, stage, None),
         Inst::Free { stage, .. } => work(Operation::Free, stage, None),
         Inst::Post(m) => message(Operation::Post, m, true),
@@ -401,12 +440,10 @@ fn ports(mission: &Mission, stage: usize) -> Result<&Ports> {
     mission.ports.get(stage).ok_or_else(|| Error::schedule(format!("there is no stage {stage}")))
 }
 
-fn worker_of(mission: &Mission, stage: usize) -> Result<usize> {
-    let workers = mission.plan.stages().get(stage).map(|s| &s.workers[..]);
-    match workers {
-        Some([worker]) => Ok(*worker),
-        other => Err(Error::plan(format!("stage {stage} must lie on one worker, got {other:?}"))),
-    }
+fn worker_of(mission: &Mission, stage: usize, mb: MicroBatch) -> Result<usize> {
+    let workers = mission.plan.stages().get(stage).map(|s| &s.workers[..]).unwrap_or_default();
+    let worker = mb.checked_rem(workers.len()).and_then(|at| workers.get(at));
+    worker.copied().ok_or_else(|| Error::plan(format!("stage {stage} is on no worker")))
 }
 
 /// The channel of an edge and direction.

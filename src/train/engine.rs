@@ -13,7 +13,7 @@ use crate::{
     pipeline::{
         lead::Lead,
         plan::Plan,
-        schedule::{self, Kind, Programs, Wiring, verify::Facts},
+        schedule::{self, Kind, Programs, Shape},
         stage::{Measured, Ports, Stage},
         transport::Transport,
         weights::check_memory,
@@ -23,7 +23,10 @@ use crate::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 /// The loss of a minibatch, known on the worker that has the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, serde::Deserialize)]
@@ -55,6 +58,10 @@ struct Streaming {
     fed: usize,
     /// Instructions done.
     done: usize,
+    /// Minibatches whose losses were noted, in order, and what is known of later ones: workers of one stage hear of each other's only
+    /// when they sum gradients.
+    noted: usize,
+    early: BTreeMap<usize, Measured>,
 }
 
 /// A worker that trains.
@@ -63,6 +70,8 @@ pub struct Engine<'t> {
     plan: Arc<Plan>,
     ports: Arc<[Ports]>,
     worker: Worker<'t>,
+    /// The workers of each stage, and their warm-up.
+    shape: Shape,
     feed: Pieces,
     streaming: Option<Streaming>,
     programs: HashMap<(bool, usize), Arc<Programs>>,
@@ -92,15 +101,30 @@ impl<'t> Engine<'t> {
             let fits = check_memory(&recipe.graph, &nodes, &*recipe.optimizer, recipe.settings.dtype);
             fits.context(|| format!("the stages of worker {rank}"))?;
         }
-        let stages = mine().map(|s| Stage::new(&setup, &plan, s, &device)).collect::<Result<Vec<_>>>()?;
-        let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype);
-        let in_flight = if recipe.settings.schedule.is_synchronous() { 1 } else { plan.stages().len() as u64 };
-        let lead = Lead::new(&device, in_flight)?;
+        let stages = mine().map(|s| Stage::new(&setup, &plan, s, rank, &device)).collect::<Result<Vec<_>>>()?;
+        let wiring = plan.wiring(true);
+        let replicas = mine().filter_map(|s| wiring.replica(s, rank)).collect();
+        let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype, replicas);
+        let shape = plan.shape()?;
+        let lead = Lead::new(&device, lead(recipe.settings.schedule, &shape))?;
         let worker = Worker::new(recipe.graph.clone(), recipe.settings.dtype, device, transport, stages);
         let (programs, losses) = (HashMap::new(), Vec::new());
         let ports = ports(&plan);
         let plan = Arc::new(plan);
-        Ok(Engine { recipe, plan, ports, worker, feed, streaming: None, programs, losses, next: 0, lead, in_flight: 1 })
+        Ok(Engine {
+            recipe,
+            plan,
+            ports,
+            worker,
+            shape,
+            feed,
+            streaming: None,
+            programs,
+            losses,
+            next: 0,
+            lead,
+            in_flight: 1,
+        })
     }
 
     /// What it trains, and how.
@@ -138,10 +162,28 @@ impl<'t> Engine<'t> {
         self.worker.stages().any(|s| s.index() == 0)
     }
 
-    /// Whether this worker has the loss, and so what is known of it.
+    /// The minibatches from `number` on whose data this worker reads: the first of them, and every how many. The workers of a
+    /// first stage on several take turns where a minibatch is not cut into micro-batches.
+    pub fn reads_from(&self, number: u64) -> Option<(u64, usize)> {
+        let (replica, of) = self.plan.wiring(true).replica(0, self.worker.rank())?;
+        if self.kind().is_synchronous() {
+            return Some((number, 1));
+        }
+        // Since the pipeline was last empty, as which it counts if nothing is in flight.
+        let turn = (number - self.streaming.as_ref().map_or(number, |s| s.first)) % of as u64;
+        Some((number + (replica as u64 + of as u64 - turn) % of as u64, of))
+    }
+
+    /// Whether this worker is the first of the stage that has the loss, and so knows what became of it.
     pub fn has_loss(&self) -> bool {
         let loss = self.recipe.graph.loss_node();
-        self.worker.stages().any(|s| loss.is_some_and(|n| self.plan.stages()[s.index()].nodes.contains(&n)))
+        let has = |s: &Stage| loss.is_some_and(|n| self.plan.stages()[s.index()].nodes.contains(&n));
+        self.worker.stages().any(|s| has(s) && self.is_first_of(s))
+    }
+
+    /// Whether this worker is the first of those of a stage: it speaks for the others, whose weights are the same.
+    pub fn is_first_of(&self, stage: &Stage) -> bool {
+        self.plan.stages()[stage.index()].workers.first() == Some(&self.worker.rank())
     }
 
     /// Whether all workers go on with the next minibatch: see [`Lead`].
@@ -154,10 +196,11 @@ impl<'t> Engine<'t> {
         if let Some(p) = self.programs.get(&(train, n)) {
             return Ok(p.clone());
         }
-        let workers = self.plan.stages().len();
-        let kind = self.recipe.settings.schedule;
-        let plain = if train { schedule::make(kind, workers, n)? } else { schedule::evaluate(workers, n)? };
-        let (proven, facts) = proven(plain, &self.plan.wiring(train))?;
+        let (kind, wiring) = (self.recipe.settings.schedule, self.plan.wiring(train));
+        let (proven, facts) = match train {
+            true => schedule::prepare(kind, &self.shape, &wiring, n)?,
+            false => schedule::prove(schedule::evaluate_for(&self.shape, n)?, &wiring)?,
+        };
         let peak = facts.workers.get(self.worker.rank()).map_or(0, |w| w.peak_activations);
         self.in_flight = self.in_flight.max(if train { peak } else { 0 });
         let proven = Arc::new(proven);
@@ -201,12 +244,13 @@ impl<'t> Engine<'t> {
             let n = self.feed.add(minibatch, 0, size, None)?;
             let programs = self.programs(true, n)?;
             worker::run(&mut self.worker, programs.stream(rank), &mission, &mut self.feed)?;
-            self.worker.restart()?;
+            self.restart()?;
             let measured = self.worker.take_measured();
             self.losses.extend(fold(minibatch.number, &measured));
             return Ok(());
         }
-        let stream = self.streaming.take().unwrap_or(Streaming { first: minibatch.number, fed: 0, done: 0 });
+        let begun = || Streaming { first: minibatch.number, fed: 0, done: 0, noted: 0, early: BTreeMap::new() };
+        let mut stream = self.streaming.take().unwrap_or_else(begun);
         self.feed.add(minibatch, stream.fed, size, None)?;
         let fed = stream.fed + 1;
         let programs = self.programs(true, ENDLESS)?;
@@ -218,15 +262,25 @@ impl<'t> Engine<'t> {
             worker::run(&mut self.worker, [inst], &mission, &mut self.feed)?;
             done += 1;
         }
-        self.streaming = Some(Streaming { fed, done, ..stream });
-        self.collect(stream.first);
+        (stream.fed, stream.done) = (fed, done);
+        self.collect(&mut stream);
+        self.streaming = Some(stream);
         Ok(())
     }
 
-    /// Notes the losses of an asynchronous run that began with minibatch `first`.
-    fn collect(&mut self, first: u64) {
-        let measured = self.worker.take_measured();
-        self.losses.extend(measured.iter().flat_map(|m| fold(first + m.mb as u64, std::slice::from_ref(m))));
+    /// The pipeline is empty; micro-batches are numbered from 0 again.
+    fn restart(&mut self) -> Result<()> {
+        self.feed.restart();
+        self.worker.restart()
+    }
+
+    /// Notes the losses of an asynchronous run.
+    fn collect(&mut self, stream: &mut Streaming) {
+        stream.early.extend(self.worker.take_measured().into_iter().map(|m| (m.mb, m)));
+        while let Some(measured) = stream.early.remove(&stream.noted) {
+            self.losses.extend(fold(stream.first + stream.noted as u64, &[measured]));
+            stream.noted += 1;
+        }
     }
 
     /// Lays by the buffers that messages may need beyond those that they needed so far: how long others hold what was sent
@@ -242,18 +296,19 @@ impl<'t> Engine<'t> {
                 sizes.iter().for_each(|&bytes| pool.reserve(bytes, self.in_flight + 1));
             }
         }
+        self.worker.stages().for_each(|s| s.reserve(self.recipe.settings.micro_batches));
     }
 
     /// Finishes all that is in flight. Where this stands is part of an asynchronous run's definition.
     pub fn drain(&mut self) -> Result<()> {
-        let Some(stream) = self.streaming.take() else { return Ok(()) };
+        let Some(mut stream) = self.streaming.take() else { return Ok(()) };
         let programs = self.programs(true, stream.fed)?;
         let rank = self.worker.rank();
         let rest: Vec<_> = programs.stream(rank).skip(stream.done).collect();
         let mission = self.mission(Mode::Train);
         worker::run(&mut self.worker, rest, &mission, &mut self.feed).context(|| "drain")?;
-        self.worker.restart()?;
-        self.collect(stream.first);
+        self.restart()?;
+        self.collect(&mut stream);
         Ok(())
     }
 
@@ -284,7 +339,10 @@ impl<'t> Engine<'t> {
         let programs = self.programs(false, n as usize)?;
         let mission = self.mission(Mode::Eval);
         let rank = self.worker.rank();
-        let mut data = if self.reads_data() { Some(loader.prefetch(&sampler, 0..n)?) } else { None };
+        let mut data = match self.plan.wiring(false).replica(0, rank) {
+            Some((replica, of)) => Some(loader.prefetch_every(&sampler, replica as u64..n, of)?),
+            None => None,
+        };
         let mut fed = 0;
         for inst in programs.stream(rank) {
             if let schedule::Inst::F { mb, .. } = inst
@@ -297,15 +355,17 @@ impl<'t> Engine<'t> {
             }
             worker::run(&mut self.worker, [inst], &mission, &mut self.feed)?;
         }
-        self.worker.restart()?;
-        let measured = self.worker.take_measured();
+        self.restart()?;
+        let mine = self.worker.take_measured();
+        let mut measured = self.gather(&mine)?.concat();
+        measured.sort_by_key(|m| m.mb);
         let sum = |f: fn(&Measured) -> f64| measured.iter().map(f).sum::<f64>();
         let weight = sum(|m| m.total);
         let found = (!measured.is_empty()).then(|| Evaluation {
             loss: sum(|m| m.loss) / weight,
             accuracy: measured.iter().all(|m| m.correct.is_some()).then(|| sum(|m| m.correct.unwrap_or(0.0)) / weight),
         });
-        self.share(found)?.ok_or_else(|| Error::graph("no worker has the loss"))
+        found.ok_or_else(|| Error::graph("no worker has the loss"))
     }
 
     /// Drains, then gives `value` for the samples of `batch`, computed forward in evaluation mode, the same on every worker. Only
@@ -338,18 +398,19 @@ impl<'t> Engine<'t> {
         let minibatch =
             Minibatch { number: 0, ids: batch.ids.clone(), batch: self.reads_data().then(|| batch.clone()) };
         let n = self.feed.add(&minibatch, 0, size, Some(&wanted))?;
-        let (programs, _) = proven(schedule::evaluate(plan.stages().len(), n)?, &plan.wiring(false))?;
+        let (programs, _) = schedule::prove(schedule::evaluate_for(&self.shape, n)?, &plan.wiring(false))?;
         let (ports, wanted) = (ports(&plan), Some(wanted.into()));
         let mission = Mission { mode: Mode::Eval, plan, ports, samples: size, wanted, ask: vec![value] };
         let rank = self.worker.rank();
         worker::run(&mut self.worker, programs.stream(rank), &mission, &mut self.feed)?;
-        self.worker.restart()?;
-        let mut pieces = self.worker.take_asked();
-        pieces.sort_by_key(|(mb, ..)| *mb);
-        let pieces: Vec<Tensor> = pieces.into_iter().map(|(.., t)| t).collect();
-        let mine = if pieces.is_empty() { Vec::new() } else { Tensor::concat(&pieces, 0)?.host_bytes()?.to_vec() };
-        let all = self.worker.transport().all_gather(&mine)?;
-        let bytes = all.into_iter().find(|b| !b.is_empty()).unwrap_or_default();
+        self.restart()?;
+        let pieces = self.worker.take_asked();
+        let mine = pieces.into_iter().map(|(mb, _, t)| Ok((mb, t.contiguous()?.host_bytes()?.to_vec())));
+        let mine = mine.collect::<Result<Vec<(usize, Vec<u8>)>>>()?;
+        let all = self.worker.transport().all_gather(&framed(&mine))?;
+        let mut pieces = all.iter().flat_map(|bytes| unframed(bytes)).collect::<Vec<_>>();
+        pieces.sort_by_key(|(mb, _)| *mb);
+        let bytes = pieces.into_iter().map(|(_, bytes)| bytes).collect::<Vec<_>>().concat();
         let (dtype, shape) = graph.shape(value, batch.len(), self.recipe.settings.dtype);
         Tensor::from_bytes(&bytes, dtype, &shape, self.worker.device())
     }
@@ -381,7 +442,7 @@ impl<'t> Engine<'t> {
     /// A hash of all weights and node states, in order of their names: the same for every partition.
     pub fn weights_sha256(&mut self) -> Result<String> {
         let mut mine: Vec<(String, String)> = Vec::new();
-        for stage in self.worker.stages() {
+        for stage in self.worker.stages().filter(|s| self.is_first_of(s)) {
             let weights = stage.weights().held().iter().map(|w| (w.name.clone(), &w.tensor));
             for (name, t) in weights.chain(stage.states()) {
                 mine.push((name, hex(&Sha256::digest(t.contiguous()?.host_bytes()?))));
@@ -402,11 +463,34 @@ fn ports(plan: &Plan) -> Arc<[Ports]> {
     (0..plan.stages().len()).map(|s| Ports::new(plan, s)).collect()
 }
 
-/// Programs of compute instructions, placed on their workers, with communication, and proven; and what the proof found.
-fn proven(plain: Programs, wiring: &Wiring) -> Result<(Programs, Facts)> {
-    let lowered = schedule::lower(&plain.placed(wiring)?, wiring)?;
-    let facts = schedule::verify(&lowered, wiring)?;
-    Ok((lowered, facts))
+/// How many minibatches before it is run the first worker says so of a minibatch: more than are in flight at once.
+fn lead(kind: Kind, shape: &Shape) -> u64 {
+    let in_flight =
+        shape.replicas().iter().zip(shape.warm_up()).map(|(replicas, warm_up)| replicas * (warm_up + 1)).max();
+    let in_flight = in_flight.unwrap_or(1) as u64;
+    match kind.is_synchronous() {
+        true => 1,
+        false if shape.is_replicated() => 2 * in_flight + shape.workers() as u64,
+        false => in_flight,
+    }
+}
+
+/// Pieces of several micro-batches as bytes: number, length, bytes.
+fn framed(pieces: &[(usize, Vec<u8>)]) -> Vec<u8> {
+    let word = |n: usize| (n as u64).to_le_bytes();
+    pieces.iter().flat_map(|(mb, bytes)| [&word(*mb)[..], &word(bytes.len()), bytes].concat()).collect()
+}
+
+/// Reads what [`framed`] wrote.
+fn unframed(mut bytes: &[u8]) -> Vec<(usize, &[u8])> {
+    let mut pieces = Vec::new();
+    while let Some((head, rest)) = bytes.split_at_checked(16) {
+        let word = |at: usize| head[at..at + 8].iter().rev().fold(0usize, |w, &b| w << 8 | usize::from(b));
+        let Some((piece, rest)) = rest.split_at_checked(word(8)) else { break };
+        pieces.push((word(0), piece));
+        bytes = rest;
+    }
+    pieces
 }
 
 /// The mean loss of a minibatch: the left fold over its micro-batches.

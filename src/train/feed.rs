@@ -34,13 +34,27 @@ pub struct Pieces {
     graph: Arc<Graph>,
     seed: u64,
     dtype: DType,
+    /// For each stage on this worker: which replica it is, of how many.
+    replicas: Vec<(usize, usize)>,
+    /// Samples of the micro-batches since the pipeline was last empty.
+    samples: Vec<usize>,
     waiting: BTreeMap<MicroBatch, Piece>,
 }
 
 impl Pieces {
-    /// Nothing yet.
-    pub fn new(graph: Arc<Graph>, seed: u64, dtype: DType) -> Pieces {
-        Pieces { graph, seed, dtype, waiting: BTreeMap::new() }
+    /// Nothing yet. `replicas` tells for each stage on this worker which replica it is, of how many.
+    pub fn new(graph: Arc<Graph>, seed: u64, dtype: DType, replicas: Vec<(usize, usize)>) -> Pieces {
+        Pieces { graph, seed, dtype, replicas, samples: Vec::new(), waiting: BTreeMap::new() }
+    }
+
+    /// The pipeline is empty; micro-batches are numbered from 0 again.
+    pub fn restart(&mut self) {
+        self.samples.clear();
+    }
+
+    /// Whether micro-batch `mb` is worked on here.
+    fn is_here(&self, mb: MicroBatch) -> bool {
+        self.replicas.iter().any(|&(replica, of)| mb % of == replica)
     }
 
     /// Cuts a minibatch into micro-batches of at most `size` samples, numbered from `first`; returns their number. Only inputs
@@ -61,6 +75,12 @@ impl Pieces {
         };
         let mut count = 0;
         for (i, ids) in minibatch.ids.chunks(size.max(1)).enumerate() {
+            count += 1;
+            self.samples.resize(self.samples.len().max(first + i + 1), 0);
+            self.samples[first + i] = ids.len();
+            if !self.is_here(first + i) {
+                continue;
+            }
             let mut sources = HashMap::new();
             for (&node, t) in whole.iter().flatten() {
                 let is_total = matches!(self.graph.nodes()[node].kind, NodeKind::Total);
@@ -68,7 +88,6 @@ impl Pieces {
             }
             let key = RunKey { seed: self.seed, step: minibatch.number, samples: ids.into() };
             self.waiting.insert(first + i, Piece { key, sources });
-            count += 1;
         }
         Ok(count)
     }
@@ -115,5 +134,9 @@ impl Feed for Pieces {
 
     fn done(&mut self, mb: MicroBatch) {
         self.waiting.remove(&mb);
+    }
+
+    fn samples(&self, mb: MicroBatch) -> Option<usize> {
+        self.samples.get(mb).copied()
     }
 }

@@ -53,9 +53,9 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let micro_batches = s.batch.div_ceil(size);
     let costs: Vec<NodeCost> = profile.at(size)?.iter().map(|c| c.per_micro_batch(micro_batches)).collect();
     let slowest = links.as_ref().and_then(Links::slowest).unwrap_or(ASSUMED);
-    let cut = |n: usize| planner::plan_straight(graph, &costs, slowest, n, size, s.dtype);
+    let cut = |replicas: &[usize]| planner::plan_shape(graph, &costs, slowest, replicas, size, s.dtype);
     let plan = match &s.plan {
-        PlanChoice::Auto => cut(workers)?.plan,
+        PlanChoice::Auto => cut(&vec![1; workers])?.plan,
         PlanChoice::Cuts(names) => {
             let find = |name: &String| {
                 graph.find(name).ok_or_else(|| Error::plan(format!("there is no node {name:?} to cut before")))
@@ -64,12 +64,16 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
         }
         PlanChoice::File(path) => Plan::load(graph, path)?,
         PlanChoice::Given(plan) => plan.clone(),
-        PlanChoice::Stages(stages) => cut(*stages)?.plan,
+        PlanChoice::Replicas(replicas) => cut(replicas)?.plan,
     };
     let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
     let link = |a, b| links.as_ref().and_then(|l| l.between(a, b)).unwrap_or(ASSUMED);
     let costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, s.dtype)?;
+    let plan = match s.plan {
+        PlanChoice::Auto | PlanChoice::Replicas(_) => predict::warmed_up(s.schedule, plan, &costs, profile.crowding)?,
+        _ => plan,
+    };
     let seconds = predict::seconds_per_minibatch(s.schedule, &plan, &costs, micro_batches, profile.crowding)?;
     Ok(Planning { plan, stage_seconds, samples_per_s: s.batch as f64 / seconds, profile })
 }

@@ -15,8 +15,10 @@ use serde::{Deserialize, Serialize};
 pub struct StageReport {
     /// The names of its nodes.
     pub nodes: Vec<String>,
-    /// Its worker.
+    /// The first of its workers.
     pub worker: usize,
+    /// All of them.
+    pub workers: Vec<usize>,
     /// The most updates between a gradient's weights and those that it updated.
     pub staleness: usize,
     /// The most versions of a weight held at once.
@@ -61,7 +63,8 @@ pub struct WorkerReport {
     pub busy: f64,
     /// Seconds of waiting for other workers.
     pub waiting: f64,
-    /// Seconds of starting receives and sends, and of waiting for the end of sends.
+    /// Seconds of starting receives and sends, of waiting for the end of sends, and of summing gradients over the workers of a
+    /// stage.
     pub sending: f64,
     /// Instructions done.
     pub instructions: u64,
@@ -86,7 +89,8 @@ impl WorkerReport {
         let stage = |s: &crate::pipeline::stage::Stage| {
             let report = StageReport {
                 nodes: names(s.index()),
-                worker: worker.rank(),
+                worker: plan.stages()[s.index()].workers.first().copied().unwrap_or(worker.rank()),
+                workers: plan.stages()[s.index()].workers.clone(),
                 staleness: s.staleness(),
                 weight_versions: s.most_versions(),
             };
@@ -97,7 +101,7 @@ impl WorkerReport {
             seconds,
             busy: t.seconds(Spent::Compute) + t.seconds(Spent::Step) + t.seconds(Spent::Data),
             waiting: t.seconds(Spent::Receive),
-            sending: t.seconds(Spent::Send),
+            sending: t.seconds(Spent::Send) + t.seconds(Spent::Reduce),
             instructions: t.instructions,
             pool_peak_bytes: worker.device().memory().peak_bytes,
             rss_bytes: memory::peak().unwrap_or(0) as usize,
@@ -173,7 +177,10 @@ impl Report {
         let stages: Vec<String> = self
             .stages
             .iter()
-            .map(|s| format!("{} nodes, staleness {}, {} versions", s.nodes.len(), s.staleness, s.weight_versions))
+            .map(|s| {
+                let on = if s.workers.len() > 1 { format!(" on {}", s.workers.len()) } else { String::new() };
+                format!("{} nodes{on}, staleness {}, {} versions", s.nodes.len(), s.staleness, s.weight_versions)
+            })
             .collect();
         format!(
             "schedule        {} on {} workers: {}\n\

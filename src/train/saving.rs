@@ -35,6 +35,7 @@ pub(super) fn identity(recipe: &Recipe, data: &Data, isa: Isa) -> String {
         format!("dtype: {}", s.dtype),
         format!("{INSTRUCTIONS}{isa}"),
         format!("winograd: {}", s.winograd),
+        format!("rates scaled by workers: {}", s.scale_rate),
     ]
     .join("\n")
 }
@@ -45,9 +46,9 @@ pub(super) fn save(engine: &mut Engine, root: &Path, position: &Position, keep: 
     let folder = if first { Some(checkpoint::begin(root, position.minibatch)?) } else { None };
     let folder = engine.share(folder)?.ok_or_else(|| Error::checkpoint("no worker began it"))?;
     let mut mine = Vec::new();
-    for stage in engine.worker().stages() {
+    for stage in engine.worker().stages().filter(|s| engine.is_first_of(s)) {
         let tensors = checkpoint::stage_tensors(stage, &*engine.recipe().optimizer);
-        mine.push(checkpoint::write_stage(&folder, stage.index(), stage.weights().updates(), &tensors)?);
+        mine.push(checkpoint::write_stage(&folder, stage.index(), stage.weights().minibatches(), &tensors)?);
     }
     let files = engine.gather(&mine)?.concat();
     let done = if first { Some(checkpoint::commit(root, &files, position, keep)?) } else { None };

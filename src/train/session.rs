@@ -233,7 +233,9 @@ impl<'t> Session<'t> {
             return Ok(None);
         }
         let (_, ids) = self.sampler.minibatch(number)?;
-        let batch = reading.data.as_mut().and_then(Iterator::next).transpose()?;
+        let is_read = self.engine.reads_from(number).is_some_and(|(first, _)| first == number);
+        let data = reading.data.as_mut().filter(|_| is_read);
+        let batch = data.and_then(Iterator::next).transpose()?;
         reading.next += 1;
         self.reading = Some(reading);
         Ok(Some(Minibatch { number, ids, batch }))
@@ -241,9 +243,13 @@ impl<'t> Session<'t> {
 
     fn begin_reading(&mut self, number: u64) -> Result<Reading> {
         let end = self.end.min((self.epoch() + 1) * self.batches_per_epoch());
-        let reads = self.engine.reads_data();
-        let data = if reads { Some(self.train.prefetch(&self.sampler, number..end)?) } else { None };
-        Ok(Reading { next: number, end, data })
+        Ok(Reading { next: number, end, data: self.data_of(number, end)? })
+    }
+
+    /// The data that this worker reads of the minibatches from `number` to `end`.
+    fn data_of(&self, number: u64, end: u64) -> Result<Option<Prefetch>> {
+        let Some((first, stride)) = self.engine.reads_from(number) else { return Ok(None) };
+        self.train.prefetch_every(&self.sampler, first..end, stride).map(Some)
     }
 
     /// Trains on a minibatch: the next one, or one of your own making with the number
@@ -292,6 +298,14 @@ impl<'t> Session<'t> {
         self.tally.absorb(&losses)?;
         self.tally.times.merge(&self.engine.worker_mut().take_times());
         self.tally.pause(self.next_minibatch().saturating_sub(1));
+        // The turns of the workers that read begin anew.
+        let next = self.next_minibatch();
+        if self.engine.reads_from(next).is_some_and(|(_, stride)| stride > 1)
+            && let Some(Reading { end, .. }) = self.reading
+        {
+            let data = self.data_of(next, end)?;
+            self.reading = Some(Reading { next, end, data });
+        }
         Ok(())
     }
 
@@ -450,6 +464,14 @@ impl<'t> Session<'t> {
         let overhead = total - all.iter().map(|w| w.busy + w.waiting).sum::<f64>();
         let mut stages: Vec<_> = all.iter().flat_map(|w| w.stages.clone()).collect();
         stages.sort_by_key(|(s, _)| *s);
+        // The most of those who hold a stage.
+        stages.dedup_by(|(s, other), (kept, most)| {
+            if s == kept {
+                most.staleness = most.staleness.max(other.staleness);
+                most.weight_versions = most.weight_versions.max(other.weight_versions);
+            }
+            s == kept
+        });
         let epochs = &tally.history.epochs;
         let report = Report {
             schedule: engine.recipe().settings.schedule.to_string(),

@@ -19,8 +19,8 @@ pub enum PlanChoice {
     File(PathBuf),
     /// As it was before, on resuming.
     Given(Plan),
-    /// By the planner, into so many stages of one worker each.
-    Stages(usize),
+    /// By the planner, into stages of so many workers each.
+    Replicas(Vec<usize>),
 }
 
 /// The settings of a run. The defaults are those of the command line.
@@ -40,6 +40,9 @@ pub struct Settings {
     pub threads: usize,
     /// Plans from operation counts instead of the clock, so that a run can be repeated bit for bit.
     pub deterministic: bool,
+    /// Whether the learning rate of a stage on R workers is multiplied by R / the workers of the first stage, where it makes one
+    /// update for R minibatches (asynchronous schedules; Narayanan et al. 2019).
+    pub scale_rate: bool,
     /// Whether convolutions may take 4 products for 9: see [`CpuOptions`](crate::tensor::CpuOptions).
     pub winograd: bool,
     /// How the model is cut.
@@ -56,6 +59,7 @@ impl Default for Settings {
             dtype: DType::F32,
             threads: 1,
             deterministic: false,
+            scale_rate: true,
             winograd: true,
             plan: PlanChoice::Auto,
         }
@@ -106,6 +110,9 @@ impl Recipe {
             policy: self.settings.schedule.weights(),
             seed: self.settings.seed,
             dtype: self.settings.dtype,
+            rounds: !self.settings.schedule.is_synchronous(),
+            scale_rate: self.settings.scale_rate,
+            deterministic: self.settings.deterministic,
         }
     }
 }

@@ -15,6 +15,7 @@ pub struct Report {
 /// The weights of a stage.
 #[derive(Debug, PartialEq)]
 pub struct StageReport {
+    pub stage: usize,
     pub worker: usize,
     pub weight_versions: usize,
     pub staleness: usize,
@@ -45,7 +46,9 @@ pub fn report(machine: &Machine, programs: &Programs) -> Result<Report, Vec<Faul
                     faults.push(Fault { rule: Rule::Message, worker, at, what });
                 }
                 for (stage, s) in &w.stages {
-                    let broken = broken(s, programs).into_iter();
+                    let of = &machine.wiring.stages[*stage];
+                    let me = of.iter().position(|w| *w == worker).expect("a worker of the stage");
+                    let broken = broken(s, programs, me, of.len()).into_iter();
                     faults.extend(broken.map(|(rule, what)| Fault {
                         rule,
                         worker,
@@ -64,9 +67,9 @@ pub fn report(machine: &Machine, programs: &Programs) -> Result<Report, Vec<Faul
     }
     let mut stages: Vec<(usize, StageReport)> = Vec::new();
     for (worker, w) in machine.workers.iter().enumerate() {
-        stages.extend(w.stages.iter().map(|(&stage, s)| (stage, stage_report(worker, s))));
+        stages.extend(w.stages.iter().map(|(&stage, s)| (stage, stage_report(stage, worker, s))));
     }
-    stages.sort_by_key(|(stage, _)| *stage);
+    stages.sort_by_key(|(stage, report)| (*stage, report.worker));
     Ok(Report {
         workers: machine.workers.iter().map(|w| w.peaks).collect(),
         stages: stages.into_iter().map(|(_, report)| report).collect(),
@@ -74,12 +77,14 @@ pub fn report(machine: &Machine, programs: &Programs) -> Result<Report, Vec<Faul
 }
 
 /// The rules that a stage breaks over the whole run.
-fn broken(s: &Stage, programs: &Programs) -> Vec<(Rule, String)> {
-    let (m, e) = (programs.micro_batches, programs.step_every);
+fn broken(s: &Stage, programs: &Programs, me: usize, of: usize) -> Vec<(Rule, String)> {
+    let m = programs.micro_batches;
+    let e = programs.step_every * if programs.each_replica { of } else { 1 };
+    let mine = |mb: &MicroBatch| mb % of == me;
     let mut broken = Vec::new();
     let mut forwards: Vec<MicroBatch> = s.forwards.iter().map(|(mb, _)| *mb).collect();
     forwards.sort_unstable();
-    if !forwards.iter().copied().eq(0..m) {
+    if !forwards.iter().copied().eq((0..m).filter(mine)) {
         broken.push((Rule::Once, format!("F of {forwards:?}")));
     }
     let in_flight: Vec<MicroBatch> = s.tapes.iter().chain(&s.pending).map(|t| t.mb).collect();
@@ -89,12 +94,16 @@ fn broken(s: &Stage, programs: &Programs) -> Vec<(Rule, String)> {
     // Update k is that of micro-batches k·e … k·e+e−1; there are no others.
     let intended: Vec<Vec<MicroBatch>> = match e {
         0 => Vec::new(),
-        _ => (0..m.div_ceil(e)).map(|k| (k * e..m.min(k * e + e)).collect()).collect(),
+        _ => (0..m.div_ceil(e)).map(|k| (k * e..m.min(k * e + e)).filter(mine).collect()).collect(),
     };
     let mut updates: Vec<Vec<MicroBatch>> = s.updates.iter().map(|u| u.iter().map(|t| t.mb).collect()).collect();
     updates.iter_mut().for_each(|u| u.sort_unstable());
     if updates != intended || !s.gradients.is_empty() {
         broken.push((Rule::Step, format!("updates of {updates:?}, and {} gradients are left", s.gradients.len())));
+    }
+    let sums = (0..s.updates.len()).map(|k| (of > 1).then(|| k * e + e - 1));
+    if !s.sums.iter().copied().eq(sums) || s.summed.is_some() {
+        broken.push((Rule::Reduce, format!("sums up to {:?}, then {:?}", s.sums, s.summed)));
     }
     if !s.kept.is_empty() {
         broken.push((Rule::Version, format!("versions {:?} are still kept", s.kept)));
@@ -102,12 +111,12 @@ fn broken(s: &Stage, programs: &Programs) -> Vec<(Rule, String)> {
     broken
 }
 
-fn stage_report(worker: usize, s: &Stage) -> StageReport {
+fn stage_report(stage: usize, worker: usize, s: &Stage) -> StageReport {
     // A gradient is as old as the weights that its forward pass read.
     let ages = s.updates.iter().enumerate().flat_map(|(k, update)| update.iter().map(move |t| k - t.forward));
     let backward = |mb| s.updates.iter().flatten().find(|t| t.mb == mb).and_then(|t| t.backward);
     let mut reads: Vec<Reading> =
         s.forwards.iter().map(|&(mb, forward)| Reading { mb, forward, backward: backward(mb) }).collect();
     reads.sort_by_key(|r| r.mb);
-    StageReport { worker, weight_versions: s.versions, staleness: ages.max().unwrap_or(0), reads }
+    StageReport { stage, worker, weight_versions: s.versions, staleness: ages.max().unwrap_or(0), reads }
 }

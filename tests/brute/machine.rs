@@ -22,7 +22,7 @@ struct Sent {
     at: usize,
 }
 
-/// One direction of an edge: its n-th post takes what its n-th send sends.
+/// One direction of an edge between two workers: its n-th post takes what its n-th send sends.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Channel {
     sent: Vec<Sent>,
@@ -59,6 +59,10 @@ pub struct Stage {
     pub gradients: Vec<Tape>,
     /// The gradients that each update folded.
     pub updates: Vec<Vec<Tape>>,
+    /// Up to which micro-batch they were summed over the workers of the stage, since the last update.
+    pub summed: Option<MicroBatch>,
+    /// The same of each update.
+    pub sums: Vec<Option<MicroBatch>>,
     pub kept: BTreeSet<Version>,
     /// The most versions held at once.
     pub versions: usize,
@@ -103,14 +107,19 @@ pub struct Worker {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine<'a> {
     pub insts: &'a [Vec<Inst>],
-    wiring: &'a Wiring,
+    pub wiring: &'a Wiring,
     weights: WeightPolicy,
     micro_batches: usize,
     forward_only: bool,
     pub sends: Sends,
     pub workers: Vec<Worker>,
-    pub channels: BTreeMap<(usize, Direction), Channel>,
+    pub channels: BTreeMap<Line, Channel>,
+    /// How often each worker has come to a sum of a stage up to a micro-batch.
+    meetings: BTreeMap<(usize, MicroBatch), BTreeSet<usize>>,
 }
+
+/// Where messages flow in order: edge, direction, sender and receiver.
+type Line = (usize, Direction, usize, usize);
 
 /// A broken rule and how, or whether the instruction was executed: if not it must wait for others.
 type Executed = Result<bool, (Rule, String)>;
@@ -119,11 +128,14 @@ impl<'a> Machine<'a> {
     pub fn new(programs: &Programs, insts: &'a [Vec<Inst>], wiring: &'a Wiring, sends: Sends) -> Machine<'a> {
         let mut workers = vec![Worker::default(); insts.len()];
         for (stage, on) in wiring.stages.iter().enumerate() {
-            workers[on[0]].stages.insert(stage, Stage { versions: 1, ..Stage::default() });
+            for &worker in on {
+                workers[worker].stages.insert(stage, Stage { versions: 1, ..Stage::default() });
+            }
         }
         let Programs { weights, micro_batches, step_every, .. } = *programs;
         let forward_only = step_every == 0;
-        Machine { insts, wiring, weights, micro_batches, forward_only, sends, workers, channels: BTreeMap::new() }
+        let (channels, meetings) = (BTreeMap::new(), BTreeMap::new());
+        Machine { insts, wiring, weights, micro_batches, forward_only, sends, workers, channels, meetings }
     }
 
     /// Executes the next instruction of a worker; false if it cannot go on.
@@ -143,16 +155,29 @@ impl<'a> Machine<'a> {
     }
 
     fn execute(&mut self, worker: usize, inst: Inst) -> Executed {
-        if let Inst::B { stage, .. } | Inst::I { stage, .. } | Inst::W { stage, .. } | Inst::Step { stage, .. } = inst
+        if let Inst::B { stage, .. }
+        | Inst::I { stage, .. }
+        | Inst::W { stage, .. }
+        | Inst::Reduce { stage, .. }
+        | Inst::Step { stage, .. } = inst
             && self.forward_only
         {
             self.stage(worker, stage)?;
             return Err((Rule::Once, "there are only forward passes".into()));
         }
+        if let Inst::B { stage, mb } | Inst::I { stage, mb } | Inst::W { stage, mb } = inst {
+            self.stage(worker, stage)?;
+            if self.worker_of(stage, mb) != worker {
+                return Err((Rule::Place, "another worker has it".into()));
+            }
+        }
         match inst {
             Inst::F { stage, mb, read } => {
                 if self.stage(worker, stage)?.forwards.iter().any(|f| f.0 == mb) || mb >= self.micro_batches {
                     return Err((Rule::Once, "there is no such micro-batch, or it was forwarded before".into()));
+                }
+                if self.worker_of(stage, mb) != worker {
+                    return Err((Rule::Place, "another worker has it".into()));
                 }
                 let newest = self.stage(worker, stage)?.newest();
                 let version = match read {
@@ -179,9 +204,13 @@ impl<'a> Machine<'a> {
                 let at = s.tapes.iter().position(|t| t.mb == mb);
                 let mut tape = s.tapes.remove(at.ok_or((Rule::Order, "it is not in flight".into()))?);
                 tape.backward = Some(if weights == WeightPolicy::Stashed { tape.forward } else { newest });
+                let too_late = s.summed.is_some() && matches!(inst, Inst::B { .. });
                 let made = if matches!(inst, Inst::B { .. }) { &mut s.gradients } else { &mut s.pending };
                 made.push(tape);
                 self.take_inputs(worker, stage, mb, Direction::Backward)?;
+                if too_late {
+                    return Err((Rule::Reduce, "its gradient comes after the sum".into()));
+                }
                 self.hand_over(worker, stage, mb, Direction::Backward);
             }
             Inst::W { stage, mb } => {
@@ -191,10 +220,28 @@ impl<'a> Machine<'a> {
                 }
                 let at = s.pending.iter().position(|t| t.mb == mb);
                 let tape = s.pending.remove(at.ok_or((Rule::Order, "there is no I of it".into()))?);
+                if s.summed.is_some() {
+                    return Err((Rule::Reduce, "its gradient comes after the sum".into()));
+                }
                 s.gradients.push(tape);
+            }
+            Inst::Reduce { stage, mb } => {
+                let all = self.wiring.stages.get(stage).map_or(0, Vec::len);
+                let s = self.stage(worker, stage)?;
+                if all == 1 || s.summed.is_some() {
+                    return Err((Rule::Reduce, "there is nothing to sum".into()));
+                }
+                let meeting = self.meetings.entry((stage, mb)).or_default();
+                meeting.insert(worker);
+                if meeting.len() < all {
+                    return Ok(false);
+                }
+                self.stage(worker, stage)?.summed = Some(mb);
             }
             Inst::Step { stage, keep } => {
                 let s = self.stage(worker, stage)?;
+                let summed = s.summed.take();
+                s.sums.push(summed);
                 if keep {
                     s.kept.insert(s.newest());
                 }
@@ -208,7 +255,7 @@ impl<'a> Machine<'a> {
             }
             Inst::Post(m) => {
                 self.check_end(worker, m, false)?;
-                let channel = self.channels.entry((m.edge, m.direction)).or_default();
+                let channel = self.channels.entry(self.line(m)).or_default();
                 self.workers[worker].posted.push((m, channel.posts));
                 channel.posts += 1;
             }
@@ -220,7 +267,7 @@ impl<'a> Machine<'a> {
                 if !self.has_arrived(m, number) {
                     return Ok(false);
                 }
-                let Sent { value, .. } = self.channels[&(m.edge, m.direction)].sent[number];
+                let Sent { value, .. } = self.channels[&self.line(m)].sent[number];
                 if value != self.made(m) {
                     return Err((Rule::Channel, format!("it gets {value:?}")));
                 }
@@ -229,7 +276,7 @@ impl<'a> Machine<'a> {
             }
             Inst::Send(m) => {
                 self.check_end(worker, m, true)?;
-                let channel = self.channels.entry((m.edge, m.direction)).or_default();
+                let channel = self.channels.entry(self.line(m)).or_default();
                 let w = &mut self.workers[worker];
                 let Some(value) = w.outbox.remove(&m) else {
                     let again = channel.sent.iter().any(|sent| sent.value.mb == m.mb);
@@ -266,8 +313,15 @@ impl<'a> Machine<'a> {
         Made { stage: self.ends(m).0, mb: m.mb, by: m.direction }
     }
 
-    fn worker_of(&self, stage: usize) -> usize {
-        self.wiring.stages[stage][0]
+    /// Micro-batches go round the workers of a stage.
+    fn worker_of(&self, stage: usize, mb: MicroBatch) -> usize {
+        let on = &self.wiring.stages[stage];
+        on[mb % on.len()]
+    }
+
+    fn line(&self, m: Message) -> Line {
+        let (from, to) = self.ends(m);
+        (m.edge, m.direction, self.worker_of(from, m.mb), self.worker_of(to, m.mb))
     }
 
     /// The messages of a micro-batch, of all edges that have some of that direction.
@@ -303,7 +357,7 @@ impl<'a> Machine<'a> {
         for m in self.messages(mb, direction) {
             let (maker, user) = self.ends(m);
             if maker == stage {
-                let here = self.worker_of(user) == worker;
+                let here = self.worker_of(user, mb) == worker;
                 let w = &mut self.workers[worker];
                 let place = if here { &mut w.inbox } else { &mut w.outbox };
                 place.insert(m, Made { stage, mb, by: direction });
@@ -315,7 +369,8 @@ impl<'a> Machine<'a> {
     fn check_end(&self, worker: usize, m: Message, sends: bool) -> Result<(), (Rule, String)> {
         let link = self.wiring.edges.get(m.edge);
         let exists = link.is_some_and(|link| m.direction == Direction::Forward || link.grad);
-        let ends = exists.then(|| self.ends(m)).map(|(from, to)| (self.worker_of(from), self.worker_of(to)));
+        let ends =
+            exists.then(|| self.ends(m)).map(|(from, to)| (self.worker_of(from, m.mb), self.worker_of(to, m.mb)));
         match ends {
             Some((from, to)) if from != to && worker == if sends { from } else { to } => Ok(()),
             _ => Err((Rule::Place, format!("its ends are {ends:?}"))),
@@ -324,14 +379,14 @@ impl<'a> Machine<'a> {
 
     /// Whether the receive that was post `number` of a channel ends.
     fn has_arrived(&self, m: Message, number: usize) -> bool {
-        let channel = &self.channels[&(m.edge, m.direction)];
+        let channel = &self.channels[&self.line(m)];
         let Some(sent) = channel.sent.get(number) else { return false };
         self.sends != Sends::Batched || self.batch_moves(sent)
     }
 
     /// Whether the wait for send `number` of a channel ends.
     fn has_left(&self, m: Message, number: usize) -> bool {
-        let channel = &self.channels[&(m.edge, m.direction)];
+        let channel = &self.channels[&self.line(m)];
         match self.sends {
             Sends::Buffered => true,
             Sends::Rendezvous => number < channel.posts,
@@ -344,7 +399,7 @@ impl<'a> Machine<'a> {
         let insts = &self.insts[sent.worker];
         let send_at = |at: usize| if let Some(&Inst::Send(m)) = insts.get(at) { Some(m) } else { None };
         let first = (0..sent.at).rev().take_while(|&at| send_at(at).is_some()).last().unwrap_or(sent.at);
-        let goal = |m: Message| self.worker_of(self.ends(m).1);
+        let goal = |m: Message| self.worker_of(self.ends(m).1, m.mb);
         let mine = send_at(sent.at).map(goal);
         (first..).map_while(|at| Some((at, send_at(at)?))).all(|(at, m)| {
             // A send that does not exist never moves, and is found out when it is executed.
@@ -352,7 +407,7 @@ impl<'a> Machine<'a> {
             if !exists || Some(goal(m)) != mine {
                 return true;
             }
-            let channel = self.channels.get(&(m.edge, m.direction));
+            let channel = self.channels.get(&self.line(m));
             let number = channel.and_then(|c| c.sent.iter().position(|s| (s.worker, s.at) == (sent.worker, at)));
             number.is_some_and(|number| channel.is_some_and(|c| number < c.posts))
         })
@@ -373,7 +428,7 @@ impl<'a> Machine<'a> {
             s.versions = s.versions.max(s.held(weights).len());
         }
         let w = &self.workers[worker];
-        let received = w.inbox.keys().filter(|m| self.worker_of(self.ends(**m).0) != worker).count();
+        let received = w.inbox.keys().filter(|m| self.worker_of(self.ends(**m).0, m.mb) != worker).count();
         let (receives, sends) = (w.posted.len() + received, w.sending.len());
         let peaks = &mut self.workers[worker].peaks;
         peaks.peak_activations = peaks.peak_activations.max(activations);

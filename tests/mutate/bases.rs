@@ -1,6 +1,8 @@
 //! Programs that are right.
 use super::Draw;
-use pipewright::pipeline::schedule::{Inst, Kind, Link, Program, Programs, Read, WeightPolicy, Wiring, evaluate, make};
+use pipewright::pipeline::schedule::{
+    Inst, Kind, Link, Program, Programs, Read, Shape, WeightPolicy, Wiring, evaluate, evaluate_for, make, make_for,
+};
 
 /// Compute instructions, and what they are to be lowered over.
 pub struct Base {
@@ -12,6 +14,10 @@ pub struct Base {
 /// Small programs of any kind.
 pub fn base(draw: &mut Draw) -> Base {
     let (p, m) = (1 + draw.below(4), 1 + draw.below(5));
+    if draw.once_in(3) {
+        let m = 1 + draw.below(7);
+        return replicated(draw, m);
+    }
     let (name, mut programs) = match draw.below(3 + Kind::ALL.len()) {
         0 => (format!("evaluation p={p} m={m}"), evaluate(p, m).unwrap()),
         1 => {
@@ -39,6 +45,9 @@ pub fn base(draw: &mut Draw) -> Base {
 /// Programs of which `verify` does not go through all repeats.
 pub fn long(draw: &mut Draw) -> Base {
     let (p, many) = (1 + draw.below(3), 30 + draw.below(50));
+    if draw.once_in(3) {
+        return replicated(draw, many);
+    }
     let kind = draw.of(&Kind::ALL);
     let (name, mut programs) = match draw.below(8) {
         0 => {
@@ -64,12 +73,36 @@ pub fn long(draw: &mut Draw) -> Base {
     finish(draw, name, programs, (0..p).map(|w| vec![w]).collect())
 }
 
+/// Stages on several workers each, whose numbers are in any order.
+fn replicated(draw: &mut Draw, m: usize) -> Base {
+    let replicas: Vec<usize> = (0..1 + draw.below(3)).map(|_| 1 + draw.below(3)).collect();
+    let mut stages = Wiring::replicated(&replicas).stages;
+    if draw.once_in(3) {
+        let last = replicas.iter().sum::<usize>() - 1;
+        stages.iter_mut().flatten().for_each(|worker| *worker = last - *worker);
+    }
+    let wiring = Wiring { stages: stages.clone(), ..Wiring::replicated(&replicas) };
+    // Longer ones are as good.
+    let extra = draw.below(4) / 3;
+    let warm_up = pipewright::pipeline::schedule::warm_up(&replicas).iter().map(|w| w + extra).collect();
+    let kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|&kind| kind != Kind::PipeDreamVertical).collect();
+    let (name, programs) = match draw.below(1 + kinds.len()) {
+        0 => ("evaluation".to_string(), evaluate_for(&Shape::new(&replicas).unwrap(), m).unwrap()),
+        n => (
+            kinds[n - 1].to_string(),
+            make_for(kinds[n - 1], &Shape::warmed_up(&replicas, warm_up).unwrap(), m).unwrap(),
+        ),
+    };
+    finish(draw, format!("{name} {replicas:?} m={m}"), programs.placed(&wiring).unwrap(), stages)
+}
+
 /// Wires the stages up, and sometimes splits the backward passes.
 fn finish(draw: &mut Draw, mut name: String, mut programs: Programs, stages: Vec<Vec<usize>>) -> Base {
     let count = stages.len();
     let mut edges: Vec<Link> = (1..count).map(|to| Link { from: to - 1, to, grad: true }).collect();
     // Where a worker has several stages, programs with other edges may deadlock if their sends are batched.
-    let one_each = stages.iter().enumerate().all(|(stage, on)| on == &[stage]);
+    let workers: std::collections::BTreeSet<usize> = stages.iter().flatten().copied().collect();
+    let one_each = workers.len() == stages.iter().map(Vec::len).sum::<usize>();
     for _ in 0..if one_each && count > 1 { draw.below(4) } else { 0 } {
         let from = draw.below(count - 1);
         let link = Link { from, to: from + 1 + draw.below(count - 1 - from), grad: !draw.once_in(3) };
@@ -112,7 +145,8 @@ fn chunked(workers: usize, chunks: usize, micro_batches: usize, zigzag: bool) ->
         Program::once(forward.chain(backward).chain(steps).collect())
     };
     let workers = (0..workers).map(program).collect();
-    (Programs { workers, micro_batches, step_every: micro_batches, weights: WeightPolicy::Stashed }, stages)
+    let (step_every, weights) = (micro_batches, WeightPolicy::Stashed);
+    (Programs { workers, micro_batches, step_every, each_replica: false, weights }, stages)
 }
 
 /// 1F1B without flush and with an update after every so many backward passes, which keeps the old version for `lag` updates
@@ -181,7 +215,7 @@ fn split(insts: &[Inst], lag: usize) -> Vec<Inst> {
                 }
                 continue;
             }
-            Inst::Step { .. } => out.append(&mut pending),
+            Inst::Reduce { .. } | Inst::Step { .. } => out.append(&mut pending),
             _ => {}
         }
         out.push(inst);

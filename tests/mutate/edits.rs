@@ -34,7 +34,7 @@ pub fn mutant(draw: &mut Draw, base: &Base) -> Option<(String, Programs, Wiring)
     }
     let stream = |p: &Programs| p.workers.iter().map(|p| p.iter().collect()).collect::<Vec<Vec<Inst>>>();
     let same = stream(&programs) == stream(&lowered) && wiring == base.wiring;
-    let terms = |p: &Programs| (p.micro_batches, p.step_every, p.weights);
+    let terms = |p: &Programs| (p.micro_batches, p.step_every, p.each_replica, p.weights);
     if same && terms(&programs) == terms(&lowered) {
         return None;
     }
@@ -83,7 +83,7 @@ fn renumber(draw: &mut Draw, n: usize) -> usize {
 }
 
 fn edit_terms(draw: &mut Draw, programs: &mut Programs) -> Option<String> {
-    match draw.below(3) {
+    match draw.below(4) {
         0 => {
             programs.weights = match programs.weights {
                 WeightPolicy::Stashed => WeightPolicy::Current,
@@ -95,6 +95,10 @@ fn edit_terms(draw: &mut Draw, programs: &mut Programs) -> Option<String> {
             // The intended updates of a few more micro-batches than there are can be listed, those of 2⁶³ cannot.
             programs.micro_batches = renumber(draw, programs.micro_batches).min(1000);
             Some(format!("{} micro-batches", programs.micro_batches))
+        }
+        2 => {
+            programs.each_replica ^= true;
+            Some(format!("each replica: {}", programs.each_replica))
         }
         _ => {
             programs.step_every = renumber(draw, programs.step_every).min(1000);
@@ -170,7 +174,8 @@ fn edit_insts(draw: &mut Draw, insts: &mut Vec<Inst>, wiring: &Wiring) -> Option
         }
         7 => {
             let stage = draw.below(wiring.stages.len() + 1);
-            let new = match draw.below(3) {
+            let new = match draw.below(4) {
+                3 => Inst::Reduce { stage, mb: draw.below(6) },
                 0 => Inst::Step { stage, keep: draw.once_in(2) },
                 1 => Inst::Free { stage, version: draw.below(4) },
                 _ => Inst::W { stage, mb: draw.below(4) },
@@ -270,6 +275,8 @@ fn alter(draw: &mut Draw, inst: Inst) -> Inst {
         Inst::B { stage, mb } => Inst::B { stage, mb: renumber(draw, mb) },
         Inst::I { stage, mb } => Inst::I { stage, mb: renumber(draw, mb) },
         Inst::W { stage, mb } => Inst::W { stage, mb: renumber(draw, mb) },
+        Inst::Reduce { stage, mb } if choice == 0 => Inst::Reduce { stage: renumber(draw, stage), mb },
+        Inst::Reduce { stage, mb } => Inst::Reduce { stage, mb: renumber(draw, mb) },
         Inst::Step { stage, keep } if choice == 0 => Inst::Step { stage: renumber(draw, stage), keep },
         Inst::Step { stage, keep } => Inst::Step { stage, keep: !keep },
         Inst::Free { stage, version } => Inst::Free { stage, version: renumber(draw, version) },

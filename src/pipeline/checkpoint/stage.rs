@@ -35,6 +35,6 @@ pub fn load_stage(from: &Checkpoint, stage: &mut Stage, optimizer: &dyn Optimize
     for (to, t) in stage.states_mut().zip(loaded) {
         *to = t;
     }
-    stage.weights_mut().set_updates(from.position().minibatch);
+    stage.weights_mut().set_minibatches(from.position().minibatch);
     Ok(())
 }

@@ -13,6 +13,7 @@ use crate::{
     Error, Result,
     pipeline::{
         profile::CostGraph,
+        schedule::warm_up,
         topology::{Link, Topology},
     },
 };
@@ -129,22 +130,6 @@ fn check(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> Result<Vec<
         }
     }
     Ok(stage_of)
-}
-
-/// Minibatches that each stage has in flight before its first backward pass, of stages with these numbers of replicas:
-/// `w_i = ⌊(Σ_{t≥i} R_t - 1) / R_i⌋`.
-pub fn warm_up(replicas: &[usize]) -> Vec<usize> {
-    let mut after = 0;
-    let mut all: Vec<usize> = replicas
-        .iter()
-        .rev()
-        .map(|&r| {
-            after += r;
-            (after - 1) / r.max(1)
-        })
-        .collect();
-    all.reverse();
-    all
 }
 
 /// The sums over the nodes of a stage.

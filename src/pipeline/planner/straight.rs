@@ -11,7 +11,8 @@ use crate::{
 pub struct Planned {
     /// The plan.
     pub plan: Plan,
-    /// Seconds of each stage for a micro-batch: F, B and its part of the update.
+    /// Seconds of each stage for a micro-batch: F, B and its part of the update, over its workers, and its part of the sum of their
+    /// gradients.
     pub stage_seconds: Vec<f64>,
     /// Seconds that crossing each cut takes for a micro-batch, there and back.
     pub cut_seconds: Vec<f64>,
@@ -54,6 +55,25 @@ pub fn plan_straight(
     samples: usize,
     dtype: DType,
 ) -> Result<Planned> {
+    plan_shape(graph, costs, link, &one_each(graph, stages)?, samples, dtype)
+}
+
+/// The same with so many workers for each stage, which share its micro-batches and sum their gradients once for as many of them as
+/// they are.
+///
+/// # Errors
+/// As [`plan_straight`] says, or if a stage has no worker.
+pub fn plan_shape(
+    graph: &Graph,
+    costs: &[NodeCost],
+    link: Link,
+    replicas: &[usize],
+    samples: usize,
+    dtype: DType,
+) -> Result<Planned> {
+    if let Some(stage) = replicas.iter().position(|&n| n == 0) {
+        return Err(Error::plan(format!("stage {stage} has no worker")));
+    }
     if costs.len() != graph.nodes().len() {
         return Err(Error::plan(format!("costs of {} nodes for a model of {}", costs.len(), graph.nodes().len())));
     }
@@ -69,16 +89,18 @@ pub fn plan_straight(
         allowed,
     };
     let cuts: Vec<Cut> = crossing.iter().zip(allowed_cuts(graph, &layers)).map(cut).collect();
-    let until = sums(layers.iter().map(|&l| costs[l].seconds()));
-    let chosen = best_cuts(&until, &cuts, stages)?;
-    let plan = Plan::straight(graph, &chosen.iter().map(|&c| layers[c]).collect::<Vec<_>>())?;
+    let seconds = sums(layers.iter().map(|&l| costs[l].seconds()));
+    let bytes = sums(layers.iter().map(|&l| costs[l].param_bytes as f64));
+    let times = Times { seconds: &seconds, bytes: &bytes, bandwidth: link.bandwidth, replicas };
+    let chosen = best_cuts(&times, &cuts)?;
+    let plan = Plan::replicated(graph, &chosen.iter().map(|&c| layers[c]).collect::<Vec<_>>(), replicas)?;
     let bounds: Vec<usize> = [0].into_iter().chain(chosen.iter().copied()).chain([layers.len()]).collect();
     let edge = |e| {
         let [forward, backward] = plan.message_bytes(graph, e, samples, dtype);
         [link.seconds(forward), if backward > 0 { link.seconds(backward) } else { 0.0 }]
     };
     Ok(Planned {
-        stage_seconds: bounds.windows(2).map(|b| until[b[1]] - until[b[0]]).collect(),
+        stage_seconds: bounds.windows(2).enumerate().map(|(s, b)| times.of(s, b[0], b[1])).collect(),
         cut_seconds: chosen.iter().map(|&c| cuts[c].seconds).collect(),
         edge_seconds: plan.edges().iter().map(edge).collect(),
         plan,
@@ -94,31 +116,74 @@ impl Plan {
         let layers = graph.layers().collect::<Vec<_>>();
         let cut = |allowed| Cut { seconds: 0.0, bytes: 0, allowed };
         let cuts: Vec<Cut> = allowed_cuts(graph, &layers).into_iter().map(cut).collect();
-        let chosen = best_cuts(&sums(layers.iter().map(|_| 1.0)), &cuts, stages)?;
+        let (seconds, bytes) = (sums(layers.iter().map(|_| 1.0)), vec![0.0; layers.len() + 1]);
+        let replicas = one_each(graph, stages)?;
+        let times = Times { seconds: &seconds, bytes: &bytes, bandwidth: 1.0, replicas: &replicas };
+        let chosen = best_cuts(&times, &cuts)?;
         Plan::straight(graph, &chosen.iter().map(|&c| layers[c]).collect::<Vec<_>>())
     }
 }
 
-/// The number of stages that a shape such as `1-1-1-1` asks for: the workers of each stage, joined by dashes. Nothing if `text` is
-/// no shape but, say, the name of a file.
+/// The workers of each stage that a shape such as `2-1-1` asks for, joined by dashes. Nothing if `text` is no shape but, say, the
+/// name of a file.
 ///
 /// # Errors
-/// If a stage has no worker, or several.
-pub fn stages_of_shape(text: &str) -> Option<Result<usize>> {
+/// If a stage has no worker, or more than can be counted.
+pub fn replicas_of_shape(text: &str) -> Option<Result<Vec<usize>>> {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     if !text.split('-').all(is_number) {
         return None;
     }
-    let wrong = text.split('-').enumerate().find(|(_, workers)| *workers != "1");
-    Some(match wrong {
-        None => Ok(text.split('-').count()),
-        Some((s, workers)) if workers.bytes().all(|b| b == b'0') => {
-            Err(Error::plan(format!("plan {text:?}: stage {s} has no worker")))
+    let workers = |(s, part): (usize, &str)| match part.parse::<usize>() {
+        Ok(0) => Err(Error::plan(format!("plan {text:?}: stage {s} has no worker"))),
+        Ok(n) if n <= MOST_WORKERS => Ok(n),
+        _ => Err(Error::plan(format!("plan {text:?}: stage {s} has {part} workers, at most {MOST_WORKERS} expected"))),
+    };
+    Some(text.split('-').enumerate().map(workers).collect())
+}
+
+/// More workers than any stage has.
+const MOST_WORKERS: usize = 1 << 16;
+
+/// Whether so many layers make up so many stages.
+fn check_stages(layers: usize, stages: usize) -> Result<()> {
+    if (1..=layers).contains(&stages) {
+        return Ok(());
+    }
+    let n = layers;
+    Err(Error::plan(format!("{stages} stages asked for, the model has {n} layers; 1 to {n} are possible")))
+}
+
+/// One worker for each of so many stages.
+fn one_each(graph: &Graph, stages: usize) -> Result<Vec<usize>> {
+    check_stages(graph.layers().count(), stages)?;
+    Ok(vec![1; stages])
+}
+
+/// What stages take.
+struct Times<'a> {
+    /// Seconds of the first j layers on one worker.
+    seconds: &'a [f64],
+    /// Bytes of their parameters.
+    bytes: &'a [f64],
+    bandwidth: f64,
+    /// The workers of each stage.
+    replicas: &'a [usize],
+}
+
+impl Times<'_> {
+    /// Seconds for a micro-batch of stage `s` that consists of layers i to j − 1: the workers share the compute, and once for as
+    /// many micro-batches as they are they move 2(R−1)/R of the gradients.
+    fn of(&self, s: usize, i: usize, j: usize) -> f64 {
+        let compute = self.seconds[j] - self.seconds[i];
+        match self.replicas[s] {
+            1 => compute,
+            r => {
+                let (r, bytes) = (r as f64, self.bytes[j] - self.bytes[i]);
+                (compute + 2.0 * (r - 1.0) / r * bytes / self.bandwidth) / r
+            }
         }
-        Some((s, workers)) => Err(Error::plan(format!(
-            "plan {text:?}: stage {s} on {workers} workers: replicated stages are not supported yet, 1 each expected"
-        ))),
-    })
+    }
 }
 
 /// The sums of the first 0, 1, … numbers.
@@ -132,31 +197,30 @@ fn sums(numbers: impl Iterator<Item = f64>) -> Vec<f64> {
     until
 }
 
-/// The cuts of the best plan: `until[j]` is the time of the first j layers, `cuts[j]` lies before layer j.
+/// The cuts of the best plan: `cuts[j]` lies before layer j.
 ///
 /// The smallest limit that some plan keeps is found by bisection over the numbers there are (non-negative floating-point
 /// numbers are ordered as their bits), each step O(stages · layers); then the best plan within it by dynamic programming.
-fn best_cuts(until: &[f64], cuts: &[Cut], stages: usize) -> Result<Vec<usize>> {
-    let n = until.len() - 1;
-    if stages == 0 || stages > n {
-        return Err(Error::plan(format!("{stages} stages asked for, the model has {n} layers; 1 to {n} are possible")));
-    }
-    let loosest = cuts.iter().map(|c| c.seconds).fold(until[n], f64::max);
+fn best_cuts(times: &Times, cuts: &[Cut]) -> Result<Vec<usize>> {
+    let (n, stages) = (times.seconds.len() - 1, times.replicas.len());
+    check_stages(n, stages)?;
+    let longest = (0..stages).map(|s| times.of(s, 0, n)).fold(0.0, f64::max);
+    let loosest = cuts.iter().map(|c| c.seconds).fold(longest, f64::max);
     let (mut low, mut high) = (0, loosest.to_bits());
     while low < high {
         let middle = low + (high - low) / 2;
-        if is_feasible(until, cuts, stages, f64::from_bits(middle)) { high = middle } else { low = middle + 1 }
+        if is_feasible(times, cuts, f64::from_bits(middle)) { high = middle } else { low = middle + 1 }
     }
-    cheapest_within(until, cuts, stages, f64::from_bits(high))
+    cheapest_within(times, cuts, f64::from_bits(high))
         .ok_or_else(|| Error::plan(format!("no {stages} stages: layers that share parameters must stay together")))
 }
 
 /// Whether there is a plan whose stages and cuts all take at most `limit`.
-fn is_feasible(until: &[f64], cuts: &[Cut], stages: usize, limit: f64) -> bool {
-    let n = until.len() - 1;
+fn is_feasible(times: &Times, cuts: &[Cut], limit: f64) -> bool {
+    let n = times.seconds.len() - 1;
     // Whether the first j layers make up the stages so far.
-    let mut reached: Vec<bool> = (0..=n).map(|j| j > 0 && until[j] <= limit).collect();
-    for _ in 1..stages {
+    let mut reached: Vec<bool> = (0..=n).map(|j| j > 0 && times.of(0, 0, j) <= limit).collect();
+    for s in 1..times.replicas.len() {
         // How many of the first i places a stage can begin at.
         let mut starts = vec![0; n + 2];
         for i in 0..=n {
@@ -165,7 +229,7 @@ fn is_feasible(until: &[f64], cuts: &[Cut], stages: usize, limit: f64) -> bool {
         }
         let mut first = 0;
         for j in 0..=n {
-            while until[j] - until[first] > limit {
+            while times.of(s, first, j) > limit {
                 first += 1;
             }
             reached[j] = starts[j] > starts[first];
@@ -175,17 +239,20 @@ fn is_feasible(until: &[f64], cuts: &[Cut], stages: usize, limit: f64) -> bool {
 }
 
 /// Of the plans whose stages and cuts all take at most `limit` the one that moves the fewest bytes, then the most even one.
-fn cheapest_within(until: &[f64], cuts: &[Cut], stages: usize, limit: f64) -> Option<Vec<usize>> {
-    let n = until.len() - 1;
+fn cheapest_within(times: &Times, cuts: &[Cut], limit: f64) -> Option<Vec<usize>> {
+    let n = times.seconds.len() - 1;
     /// The first j layers in some number of stages: bytes moved, squares of the stages' times, where the last stage begins.
     type Best = Option<(usize, f64, usize)>;
-    let first = |j: usize| (j > 0 && until[j] <= limit).then(|| (0, until[j] * until[j], 0));
+    let first = |j: usize| {
+        let time = times.of(0, 0, j);
+        (j > 0 && time <= limit).then_some((0, time * time, 0))
+    };
     let mut rows: Vec<Vec<Best>> = vec![(0..=n).map(first).collect()];
-    for s in 1..stages {
+    for s in 1..times.replicas.len() {
         let row = |j: usize| {
             let mut found: Best = None;
             for i in (s..j).rev() {
-                let time = until[j] - until[i];
+                let time = times.of(s, i, j);
                 if time > limit {
                     break;
                 }

@@ -9,7 +9,10 @@ use crate::{
     autograd::{Cx, Grads, Mode, ParamRef, RunKey, Scope, Tape, Var},
     layers::{Graph, Layer, NodeId, NodeKind, ParamId, Value},
     optim::Optimizer,
-    pipeline::{schedule::Read, weights::Weights},
+    pipeline::{
+        schedule::Read,
+        weights::{Pace, Weights},
+    },
     tensor::{DType, Device, Philox, Tensor},
 };
 use std::{
@@ -92,7 +95,7 @@ impl<'a> Rehearsal<'a> {
         let start = clock();
         self.sum.fold(grads)?;
         let middle = clock();
-        self.weights.step(self.optimizer, self.sum.clone(), false)?;
+        self.weights.step(self.optimizer, self.sum.clone(), Pace::default(), false)?;
         let (fold, update) = (middle - start, clock() - middle);
         // Of both each node has as much as it has of what is learned.
         let learned: Vec<usize> = self.nodes.clone().map(|n| self.learned_bytes(n)).collect();

@@ -1,9 +1,9 @@
 //! GPipe (Huang et al. 2019): all forward passes, then all backward passes.
-use super::{Inst, Read};
+use super::{Inst, replicas::Place};
 
-/// Stage r: F0 … F(m−1), B0 … B(m−1), then the update.
-pub(super) fn stage(stage: usize, micro_batches: usize) -> Vec<Inst> {
-    let forward = (0..micro_batches).map(|mb| Inst::F { stage, mb, read: Read::Current });
-    let backward = (0..micro_batches).map(|mb| Inst::B { stage, mb });
-    forward.chain(backward).chain([Inst::Step { stage, keep: false }]).collect()
+/// F0 … F(m−1), B0 … B(m−1) of a worker's own micro-batches, then the update.
+pub(super) fn worker(place: Place) -> Vec<Inst> {
+    let forward = (0..place.count()).map(|i| place.forward(i));
+    let backward = (0..place.count()).map(|i| place.backward(i));
+    forward.chain(backward).chain(place.update_at_end()).collect()
 }

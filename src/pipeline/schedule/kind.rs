@@ -1,5 +1,7 @@
 //! The schedules by name.
-use super::{Inst, LONGEST, Program, Programs, Read, WeightPolicy, gpipe, one_f_one_b, pipedream, sequential};
+use super::{
+    LONGEST, Program, Programs, Shape, WeightPolicy, gpipe, one_f_one_b, pipedream, replicas::Place, sequential,
+};
 use crate::{Error, Result};
 use std::{fmt, str::FromStr};
 
@@ -94,39 +96,68 @@ impl FromStr for Kind {
 /// Synchronous kinds: one minibatch of `micro_batches`, then the update, as one period (raise `repeats` and `micro_batches` for
 /// several). Asynchronous kinds: that many minibatches, each a micro-batch, from an empty pipeline to an empty pipeline.
 pub fn make(kind: Kind, workers: usize, micro_batches: usize) -> Result<Programs> {
-    // An asynchronous program repeats itself; at most all of the others are in flight.
     check(workers, micro_batches, if kind.is_synchronous() { micro_batches } else { micro_batches.min(workers) })?;
+    make_for(kind, &Shape::new(&vec![1; workers])?, micro_batches)
+}
+
+/// The same for replicated stages: the workers of stage 0, then those of stage 1, ….
+///
+/// # Errors
+/// If there is no micro-batch, more instructions than can be written out, or the kind takes one worker a stage.
+pub fn make_for(kind: Kind, shape: &Shape, micro_batches: usize) -> Result<Programs> {
+    let warm_up = shape.warm_up().iter().copied().max().unwrap_or(0);
+    // An asynchronous program repeats itself; its warm-up is written out.
+    let passes = if kind.is_synchronous() { micro_batches } else { micro_batches.min(warm_up) };
+    check(shape.workers(), micro_batches, passes)?;
+    let stages = shape.replicas().len();
+    if kind == Kind::PipeDreamVertical && shape.is_replicated() {
+        return Err(Error::schedule(format!(
+            "{kind} takes one worker a stage, got {:?}: stages that update at different times have no version in common",
+            shape.replicas()
+        )));
+    }
     let minibatch =
         |period| Program { period, repeats: 1, shift: micro_batches, version_shift: 1, ..Program::default() };
-    let stage = |stage| match kind {
-        Kind::Sequential => minibatch(sequential::stage(stage, micro_batches)),
-        Kind::GPipe => minibatch(gpipe::stage(stage, micro_batches)),
-        Kind::OneFOneB => minibatch(one_f_one_b::stage(stage, workers, micro_batches)),
-        Kind::PipeDream | Kind::PipeDreamNoStash => pipedream::stage(stage, workers, micro_batches),
-        Kind::PipeDreamVertical => pipedream::vertical(stage, workers, micro_batches),
+    let worker = |place: Place| match kind {
+        Kind::Sequential => minibatch(sequential::worker(place)),
+        Kind::GPipe => minibatch(gpipe::worker(place)),
+        Kind::OneFOneB => minibatch(one_f_one_b::worker(place)),
+        Kind::PipeDream | Kind::PipeDreamNoStash => pipedream::worker(place),
+        Kind::PipeDreamVertical => pipedream::vertical(place.stage, stages, micro_batches),
     };
     Ok(Programs {
-        workers: (0..workers).map(stage).collect(),
+        workers: shape.places(micro_batches).map(worker).collect(),
         weights: kind.weights(),
         micro_batches,
         step_every: if kind.is_synchronous() { micro_batches } else { 1 },
+        each_replica: !kind.is_synchronous() && shape.is_replicated(),
     })
 }
 
 /// Forward passes only, for evaluation and prediction.
 pub fn evaluate(workers: usize, micro_batches: usize) -> Result<Programs> {
     check(workers, micro_batches, 1)?;
-    let stage = |stage| Program {
-        period: vec![Inst::F { stage, mb: 0, read: Read::Current }],
-        repeats: micro_batches,
-        shift: 1,
+    evaluate_for(&Shape::new(&vec![1; workers])?, micro_batches)
+}
+
+/// The same for replicated stages: the workers of stage 0, then those of stage 1, ….
+///
+/// # Errors
+/// If there is no micro-batch.
+pub fn evaluate_for(shape: &Shape, micro_batches: usize) -> Result<Programs> {
+    check(shape.workers(), micro_batches, 1)?;
+    let worker = |place: Place| Program {
+        period: vec![place.forward(0)],
+        repeats: place.count(),
+        shift: place.replicas,
         ..Program::default()
     };
     Ok(Programs {
-        workers: (0..workers).map(stage).collect(),
+        workers: shape.places(micro_batches).map(worker).collect(),
         weights: WeightPolicy::Stashed,
         micro_batches,
         step_every: 0,
+        each_replica: false,
     })
 }
 

@@ -4,8 +4,8 @@
 //! - `Post` stands early, so that the transfer overlaps compute: that of a value before the compute instruction which precedes
 //!   its use; that of a gradient before the backward pass which precedes its use, and the first one after its own forward pass.
 //!   Neither place depends on how many micro-batches are still to come (see [`Programs::stream`]).
-//! - `Wait` stands late: an edge over d stages has at most d messages of a direction under way, as many as the stages between
-//!   it can work on; then the oldest is waited for before the next is sent. All are waited for at the end.
+//! - `Wait` stands late: between two workers an edge over d stages has at most d messages of a direction under way, as many as
+//!   the stages between it can work on; then the oldest is waited for before the next is sent. All are waited for at the end.
 //! - Edges between stages of one worker need no messages.
 //!
 //! Periods stay periods; where the first or last repeats differ from the others they move to the prologue and the epilogue.
@@ -14,9 +14,12 @@ use crate::{Context, Error, Result, pipeline::schedule::Message};
 use std::collections::{HashMap, VecDeque};
 
 /// Repeats that are enough to see what a period looks like in the middle of many: its beginning and its end differ for as many
-/// repeats as there are stages between the ends of an edge, or micro-batches in flight.
+/// repeats as there are stages between the ends of an edge, times the workers that its messages go to in turn, or micro-batches in
+/// flight.
 fn sample_size(wiring: &Wiring) -> usize {
-    4 * (wiring.stages.len() + 1)
+    let workers = wiring.stages.iter().map(Vec::len).sum::<usize>();
+    let turns = (0..wiring.edges.len()).map(|edge| wiring.pairs(edge)).max().unwrap_or(1);
+    4 * (workers + 1) * turns
 }
 
 /// Adds communication to programs of compute instructions. Periods stay periods.
@@ -105,8 +108,8 @@ impl Place<'_> {
         let edges = self.wiring.edges.iter().enumerate();
         edges
             .filter(|(_, link)| if is_head { link.to == stage } else { link.from == stage })
-            .filter(|(edge, _)| self.wiring.route(*edge, direction).is_some())
             .map(|(edge, _)| Message { edge, mb, direction })
+            .filter(|&m| self.wiring.route(m).is_some())
             .collect()
     }
 
@@ -127,7 +130,7 @@ impl Place<'_> {
     fn around(&self, insts: &[Inst]) -> Result<Vec<Around>> {
         let mut around = vec![Around::default(); insts.len()];
         let mut forward_at: HashMap<(usize, MicroBatch), usize> = HashMap::new();
-        let mut under_way: HashMap<(usize, Direction), VecDeque<Message>> = HashMap::new();
+        let mut under_way: HashMap<(usize, Direction, Option<usize>), VecDeque<Message>> = HashMap::new();
         let (mut last_compute, mut last_backward): (Option<usize>, Option<usize>) = (None, None);
         for (at, &inst) in insts.iter().enumerate() {
             let (stage, mb, direction) = match inst {
@@ -137,16 +140,16 @@ impl Place<'_> {
                     last_compute = Some(at);
                     continue;
                 }
-                Inst::Step { .. } | Inst::Free { .. } => continue,
+                Inst::Reduce { .. } | Inst::Step { .. } | Inst::Free { .. } => continue,
                 Inst::Post(_) | Inst::Recv(_) | Inst::Send(_) | Inst::Wait(_) => {
                     return Err(Error::schedule(format!(
                         "instruction {at}: {inst:?}: the program has messages already"
                     )));
                 }
             };
-            if self.wiring.worker(stage) != Some(self.worker) {
+            if self.wiring.worker(stage, mb) != Some(self.worker) {
                 return Err(Error::schedule(format!(
-                    "instruction {at}: {inst:?}: stage {stage} is not on this worker"
+                    "instruction {at}: {inst:?}: micro-batch {mb} of stage {stage} is not on this worker"
                 )));
             }
             for message in self.messages(stage, mb, direction, true) {
@@ -161,7 +164,8 @@ impl Place<'_> {
             }
             for message in self.messages(stage, mb, direction, false) {
                 let link = self.wiring.edges[message.edge];
-                let queue = under_way.entry((message.edge, direction)).or_default();
+                let to = self.wiring.route(message).map(|(_, to)| to);
+                let queue = under_way.entry((message.edge, direction, to)).or_default();
                 if queue.len() == link.to - link.from {
                     around[at].sends.extend(queue.pop_front().map(Inst::Wait));
                 }

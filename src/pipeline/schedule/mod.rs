@@ -1,6 +1,6 @@
 //! Schedules: which worker does what, in which order, as instruction programs.
 //!
-//! p workers (r = 0…p−1), m micro-batches. A schedule is made as compute instructions (`F B I W Step Free`) by
+//! p workers (r = 0…p−1), m micro-batches. A schedule is made as compute instructions (`F B I W Reduce Step Free`) by
 //! [`make`](fn@make), [`lower`](fn@lower) adds the communication, [`verify`](fn@verify) proves the result safe,
 //! [`simulate`](fn@simulate) predicts its time. Nothing runs unverified.
 //!
@@ -10,16 +10,20 @@ mod kind;
 pub mod lower;
 mod one_f_one_b;
 mod pipedream;
+mod prepare;
 mod program;
+mod replicas;
 mod sequential;
 pub mod simulate;
 mod text;
 mod token;
 pub mod verify;
 
-pub use kind::{Kind, evaluate, make};
+pub use kind::{Kind, evaluate, evaluate_for, make, make_for};
 pub use lower::lower;
+pub use prepare::{prepare, prove};
 pub use program::Stream;
+pub use replicas::{Shape, warm_up};
 pub use simulate::simulate;
 pub use token::Unexpected;
 pub use verify::verify;
@@ -95,6 +99,14 @@ pub enum Inst {
         /// The micro-batch.
         mb: MicroBatch,
     },
+    /// Sums the gradients of a stage over its workers, when all of them have come here.
+    Reduce {
+        /// The stage, on several workers.
+        stage: usize,
+        /// The last micro-batch that the next update folds; of a round that the end of a run cuts short, the last that it would
+        /// have folded.
+        mb: MicroBatch,
+    },
     /// The optimizer's update with the gradients folded since the last one.
     Step {
         /// The stage.
@@ -159,12 +171,15 @@ pub struct Programs {
     pub micro_batches: usize,
     /// Micro-batches whose gradients one update folds: m if synchronous, 1 for PipeDream, 0 for a forward-only program.
     pub step_every: usize,
+    /// Whether that is what each replica of a stage adds, so that an update of a stage on R workers folds R times as many (a
+    /// round): PipeDream's 1F1B-RR.
+    pub each_replica: bool,
 }
 
 /// What a schedule needs to know of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wiring {
-    /// The worker that holds each stage; a replicated stage will have several.
+    /// The workers that hold each stage: micro-batch j is worked on by the one at j mod R of a stage on R workers.
     pub stages: Vec<Vec<usize>>,
     /// The tensors that cross from stage to stage.
     pub edges: Vec<Link>,

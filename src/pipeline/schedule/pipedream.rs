@@ -1,20 +1,27 @@
 //! PipeDream's asynchronous 1F1B (Harlap et al. 2018): no flush, an update after every backward pass.
-use super::{Inst, Program, Read};
+use super::{Inst, Program, Read, replicas::Place};
 
-/// Stage r of p: w = min(n, p−1−r) forward passes; F(w+k) B(k) and the update, n−w times; the rest of the backward passes, an
-/// update after each. Forward passes read the newest weights, so that B(k) computes with weights p−1−r updates old.
-pub(super) fn stage(stage: usize, stages: usize, micro_batches: usize) -> Program {
-    let forward = |mb| Inst::F { stage, mb, read: Read::Current };
-    let backward = |mb| [Inst::B { stage, mb }, Inst::Step { stage, keep: false }];
-    let warm_up = micro_batches.min(stages - 1 - stage);
+/// The warm-up of w forward passes; F(w+k) B(k) and the update, n−w times; the rest of the backward passes, an update after each.
+/// Forward passes read the newest weights, so that B(k) computes with weights w updates old: p−1−r at stage r of p.
+///
+/// On a replicated stage these are the worker's own micro-batches, one of every round, and the update is that of the round. Of the
+/// last round it may have none: then it has a part in the update only.
+pub(super) fn worker(place: Place) -> Program {
+    let backward = |i| [place.backward(i)].into_iter().chain(place.update_of_round(i));
+    let (warm_up, count) = (place.warm_up(), place.count());
 
+    // What follows the period is written as if it were not repeated.
+    let mut epilogue: Vec<Inst> = (0..warm_up).flat_map(backward).collect();
+    if count < place.rounds() {
+        epilogue.extend(place.update_of_round(warm_up));
+    }
     Program {
-        prologue: (0..warm_up).map(forward).collect(),
-        period: [forward(warm_up)].into_iter().chain(backward(0)).collect(),
-        repeats: micro_batches - warm_up,
-        shift: 1,
+        prologue: (0..warm_up).map(|i| place.forward(i)).collect(),
+        period: [place.forward(warm_up)].into_iter().chain(backward(0)).collect(),
+        repeats: count - warm_up,
+        shift: place.replicas,
         version_shift: 1,
-        epilogue: (0..warm_up).flat_map(backward).collect(),
+        epilogue,
     }
 }
 

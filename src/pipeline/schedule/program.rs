@@ -1,5 +1,5 @@
 //! Reading programs: what an instruction touches, and the stream of instructions that a program stands for.
-use super::{Direction, Inst, Link, Message, Program, Programs, Read, Wiring};
+use super::{Direction, Inst, Link, Message, MicroBatch, Program, Programs, Read, Shape, Wiring};
 use crate::{Error, Result};
 
 impl Inst {
@@ -18,6 +18,7 @@ impl Inst {
             Inst::B { stage, mb } => Inst::B { stage, mb: at(mb, mbs)? },
             Inst::I { stage, mb } => Inst::I { stage, mb: at(mb, mbs)? },
             Inst::W { stage, mb } => Inst::W { stage, mb: at(mb, mbs)? },
+            Inst::Reduce { stage, mb } => Inst::Reduce { stage, mb: at(mb, mbs)? },
             Inst::Step { stage, keep } => Inst::Step { stage, keep },
             Inst::Free { stage, version } => Inst::Free { stage, version: at(version, versions)? },
             Inst::Post(m) => Inst::Post(message(m)?),
@@ -42,16 +43,21 @@ impl Inst {
             | Inst::B { stage, .. }
             | Inst::I { stage, .. }
             | Inst::W { stage, .. }
+            | Inst::Reduce { stage, .. }
             | Inst::Step { stage, .. }
             | Inst::Free { stage, .. } => Some(stage),
             Inst::Post(_) | Inst::Recv(_) | Inst::Send(_) | Inst::Wait(_) => None,
         }
     }
 
-    /// The micro-batch it works on or moves; `None` for `Step` and `Free`.
+    /// The micro-batch it works on or moves, or up to which it sums; `None` for `Step` and `Free`.
     pub fn mb(self) -> Option<usize> {
         match self {
-            Inst::F { mb, .. } | Inst::B { mb, .. } | Inst::I { mb, .. } | Inst::W { mb, .. } => Some(mb),
+            Inst::F { mb, .. }
+            | Inst::B { mb, .. }
+            | Inst::I { mb, .. }
+            | Inst::W { mb, .. }
+            | Inst::Reduce { mb, .. } => Some(mb),
             Inst::Step { .. } | Inst::Free { .. } => None,
             Inst::Post(m) | Inst::Recv(m) | Inst::Send(m) | Inst::Wait(m) => Some(m.mb),
         }
@@ -137,69 +143,103 @@ impl Programs {
 }
 
 impl Programs {
-    /// Programs that were made for stage r on worker r, for the placement of `wiring`.
+    /// Programs that were made for the workers of stage 0, then those of stage 1 …, for the placement of `wiring`.
     ///
     /// # Errors
-    /// If it does not put every stage on a worker of its own.
+    /// If it does not give every one of them a worker of its own.
     pub fn placed(mut self, wiring: &Wiring) -> Result<Programs> {
+        let places: Vec<usize> = wiring.stages.iter().flatten().copied().collect();
         let mut workers = vec![None; self.workers.len()];
-        for (stage, program) in std::mem::take(&mut self.workers).into_iter().enumerate() {
-            let slot = wiring.worker(stage).and_then(|w| workers.get_mut(w)).filter(|slot| slot.is_none());
+        if places.len() != workers.len() {
+            let (a, b) = (workers.len(), &wiring.stages);
+            return Err(Error::schedule(format!("programs of {a} workers; the stages are on workers {b:?}")));
+        }
+        for (program, place) in std::mem::take(&mut self.workers).into_iter().zip(places) {
+            let slot = workers.get_mut(place).filter(|slot| slot.is_none());
             let slot = slot.ok_or_else(|| {
-                let on = wiring.stages.get(stage);
-                Error::schedule(format!("stage {stage} is on workers {on:?}; one each, of its own, expected"))
+                let on = &wiring.stages;
+                Error::schedule(format!("the stages are on workers {on:?}; each on workers of its own expected"))
             })?;
             *slot = Some(program);
         }
         self.workers = workers.into_iter().flatten().collect();
         Ok(self)
     }
+
+    /// Micro-batches whose gradients one update of a stage on `replicas` workers folds.
+    pub fn folded_by(&self, replicas: usize) -> usize {
+        if self.each_replica { self.step_every.saturating_mul(replicas) } else { self.step_every }
+    }
 }
 
 impl Wiring {
     /// The straight placement: stage r on worker r, each stage feeding the next.
     pub fn straight(workers: usize) -> Wiring {
+        Wiring::replicated(&vec![1; workers])
+    }
+
+    /// Stages on so many workers each, numbered in the order of the stages, each stage feeding the next.
+    pub fn replicated(replicas: &[usize]) -> Wiring {
+        let mut first = 0;
+        let stages = replicas.iter().map(|&n| {
+            first += n;
+            (first - n..first).collect()
+        });
         Wiring {
-            stages: (0..workers).map(|w| vec![w]).collect(),
-            edges: (1..workers).map(|to| Link { from: to - 1, to, grad: true }).collect(),
+            stages: stages.collect(),
+            edges: (1..replicas.len()).map(|to| Link { from: to - 1, to, grad: true }).collect(),
         }
     }
 
-    /// The worker of a stage, if it has exactly one.
-    pub fn worker(&self, stage: usize) -> Option<usize> {
-        match self.stages.get(stage)?.as_slice() {
-            [worker] => Some(*worker),
-            _ => None,
-        }
+    /// The workers of each stage, with the published warm-up.
+    ///
+    /// # Errors
+    /// As for [`Shape::new`].
+    pub fn shape(&self) -> Result<Shape> {
+        Shape::new(&self.stages.iter().map(Vec::len).collect::<Vec<_>>())
+    }
+
+    /// The worker that works on micro-batch `mb` of a stage.
+    pub fn worker(&self, stage: usize, mb: MicroBatch) -> Option<usize> {
+        let on = self.stages.get(stage)?;
+        on.get(mb.checked_rem(on.len())?).copied()
+    }
+
+    /// Which of the workers of `stage` a worker is: replica k of R, as (k, R).
+    pub fn replica(&self, stage: usize, worker: usize) -> Option<(usize, usize)> {
+        let on = self.stages.get(stage)?;
+        Some((on.iter().position(|&w| w == worker)?, on.len()))
     }
 
     /// The workers that send and receive a message; `None` if it does not exist, or if it stays on its worker.
-    pub fn route(&self, edge: usize, direction: Direction) -> Option<(usize, usize)> {
-        let link = self.edges.get(edge)?;
-        let (from, to) = (self.worker(link.from)?, self.worker(link.to)?);
-        match direction {
+    pub fn route(&self, m: Message) -> Option<(usize, usize)> {
+        let link = self.edges.get(m.edge)?;
+        let (from, to) = (self.worker(link.from, m.mb)?, self.worker(link.to, m.mb)?);
+        match m.direction {
             _ if from == to => None,
             Direction::Forward => Some((from, to)),
             Direction::Backward => link.grad.then_some((to, from)),
         }
     }
 
-    /// Whether schedules can be made over it: one worker a stage, and every edge to a later stage.
+    /// After how many micro-batches the messages of an edge flow between the same two workers again: as many as there are pairs.
+    pub fn pairs(&self, edge: usize) -> usize {
+        let replicas = |stage: usize| self.stages.get(stage).map_or(1, |on| on.len().max(1));
+        self.edges.get(edge).map_or(1, |link| lcm(replicas(link.from), replicas(link.to)))
+    }
+
+    /// Whether schedules can be made over it: at least one worker a stage, none twice, and every edge to a later stage.
     pub fn check(&self, workers: usize) -> Result<()> {
         for (stage, on) in self.stages.iter().enumerate() {
-            match on.as_slice() {
-                [worker] if *worker < workers => {}
-                [worker] => {
-                    return Err(Error::schedule(format!(
-                        "wiring: stage {stage} is on worker {worker}, but there are {workers}"
-                    )));
-                }
-                _ => {
-                    return Err(Error::schedule(format!(
-                        "wiring: stage {stage} has {} workers; schedules take exactly one a stage",
-                        on.len()
-                    )));
-                }
+            let wrong = |what: String| Err(Error::schedule(format!("wiring: stage {stage} {what}")));
+            if on.is_empty() {
+                return wrong("is on no worker".into());
+            }
+            if let Some(worker) = on.iter().find(|&&w| w >= workers) {
+                return wrong(format!("is on worker {worker}, but there are {workers}"));
+            }
+            if let Some(worker) = on.iter().enumerate().find_map(|(i, w)| on[..i].contains(w).then_some(w)) {
+                return wrong(format!("is on worker {worker} twice"));
             }
         }
         for (edge, link) in self.edges.iter().enumerate() {
@@ -214,4 +254,13 @@ impl Wiring {
         }
         Ok(())
     }
+}
+
+/// The least common multiple of two positive numbers.
+pub(super) fn lcm(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x.max(1)).saturating_mul(b)
 }

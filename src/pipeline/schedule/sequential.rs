@@ -1,8 +1,9 @@
 //! Model parallelism without pipelining: one micro-batch in flight, the baseline.
-use super::{Inst, Read};
+use super::{Inst, replicas::Place};
 
-/// Stage r: F0 B0 F1 B1 …, then the update. Every stage waits for the micro-batch to come back before it takes the next.
-pub(super) fn stage(stage: usize, micro_batches: usize) -> Vec<Inst> {
-    let both = |mb| [Inst::F { stage, mb, read: Read::Current }, Inst::B { stage, mb }];
-    (0..micro_batches).flat_map(both).chain([Inst::Step { stage, keep: false }]).collect()
+/// F0 B0 F1 B1 … of a worker's own micro-batches, then the update. It waits for a micro-batch to come back before it takes the
+/// next.
+pub(super) fn worker(place: Place) -> Vec<Inst> {
+    let both = |i| [place.forward(i), place.backward(i)];
+    (0..place.count()).flat_map(both).chain(place.update_at_end()).collect()
 }

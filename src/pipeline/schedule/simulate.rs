@@ -20,6 +20,8 @@ pub struct StageCost {
     pub weight_grad: f64,
     /// `Step`.
     pub step: f64,
+    /// `Reduce`, from when the last worker of the stage comes to it until all can go on.
+    pub reduce: f64,
 }
 
 /// What a message of an edge takes.
@@ -49,7 +51,7 @@ pub struct Costs {
 impl Costs {
     /// Equal stages with free transfers: seconds of F, I and W.
     pub fn uniform(wiring: &Wiring, forward: f64, input_grad: f64, weight_grad: f64) -> Costs {
-        let stage = StageCost { forward, input_grad, weight_grad, step: 0.0 };
+        let stage = StageCost { forward, input_grad, weight_grad, ..StageCost::default() };
         let (stages, edges) = (vec![stage; wiring.stages.len()], vec![EdgeCost::default(); wiring.edges.len()]);
         Costs { stages, edges, ..Costs::default() }
     }
@@ -61,6 +63,7 @@ impl Costs {
             input_grad: s.input_grad / times,
             weight_grad: s.weight_grad / times,
             step: s.step / times,
+            reduce: s.reduce,
         };
         Costs { stages: self.stages.iter().map(faster).collect(), ..self.clone() }
     }

@@ -18,7 +18,8 @@
 //!     1F0 1B0 1U
 //!   }
 //! ```
-//! Instructions are spelled as `token.rs` says. A worker has at most one `repeat`; what stands after it is shifted by all
+//! After the number of `step-every` may stand `each-replica` ([`Programs::each_replica`]). Instructions are spelled as `token.rs`
+//! says. A worker has at most one `repeat`; what stands after it is shifted by all
 //! of the repeats, as in [`Program`]. Where lines break does not matter.
 use super::{Inst, Program, Programs, WeightPolicy};
 use crate::{Context, Error, Result};
@@ -27,7 +28,8 @@ use std::path::Path;
 /// What every text begins with.
 const LEGEND: &str = "\
 # 2F0@5: forward pass of stage 2, micro-batch 0, with weights of version 5 (the newest if none is named); B: backward pass,
-# I and W: its halves; 2U: update, 2U+: which keeps the old version; 2D5: stage 2 drops version 5.
+# I and W: its halves; 2A3: stage 2 sums the gradients of its workers, up to micro-batch 3; 2U: update, 2U+: which keeps the
+# old version; 2D5: stage 2 drops version 5.
 # P3>0 R3>0 S3>0 W3>0: post, receive, send, and wait for the send of edge 3's value of micro-batch 0; P3<0: of its gradient.
 # With each repeat micro-batches rise by `shift` and versions by `version-shift`; what follows is shifted by all repeats.
 ";
@@ -52,7 +54,8 @@ impl Programs {
     /// The programs as text, in lines of at most about a hundred characters.
     pub fn to_text(&self) -> String {
         let (weights, m, every) = (self.weights.name(), self.micro_batches, self.step_every);
-        let mut text = format!("{LEGEND}weights {weights}\nmicro-batches {m}\nstep-every {every}\n");
+        let each = if self.each_replica { " each-replica" } else { "" };
+        let mut text = format!("{LEGEND}weights {weights}\nmicro-batches {m}\nstep-every {every}{each}\n");
         for (worker, program) in self.workers.iter().enumerate() {
             let Program { prologue, period, repeats, shift, version_shift, epilogue } = program;
             text += &format!("\nworker {worker}\n{}", lines(prologue, "  "));
@@ -186,6 +189,10 @@ impl<'a> Reader<'a> {
         let weights = weights.ok_or_else(|| self.expected("`stashed` or `current`"))?;
         self.words.next();
         let (micro_batches, step_every) = (self.number("micro-batches")?, self.number("step-every")?);
+        let each_replica = self.is_next("each-replica");
+        if each_replica {
+            self.words.next();
+        }
         let mut workers = Vec::new();
         while workers.is_empty() || self.words.peek().is_some() {
             if !self.is_next("worker") {
@@ -199,7 +206,7 @@ impl<'a> Reader<'a> {
             }
             workers.push(self.program()?);
         }
-        Ok(Programs { workers, weights, micro_batches, step_every })
+        Ok(Programs { workers, weights, micro_batches, step_every, each_replica })
     }
 
     fn program(&mut self) -> Result<Program> {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `2F0`, `2F0@5` | F of stage 2, micro-batch 0; reading version 5 |
 //! | `2B0`, `2I0`, `2W0` | B, I, W |
+//! | `2A3` | `Reduce` (all-reduce) of stage 2, up to micro-batch 3 |
 //! | `2U`, `2U+` | `Step` (update) of stage 2; keeping the old version |
 //! | `2D5` | `Free`: stage 2 drops version 5 |
 //! | `P3>0`, `R3>0`, `S3>0`, `W3>0` | `Post`, `Recv`, `Send`, `Wait` for the value of edge 3, micro-batch 0 |
@@ -26,6 +27,7 @@ impl fmt::Display for Inst {
             Inst::B { stage, mb } => write!(f, "{stage}B{mb}"),
             Inst::I { stage, mb } => write!(f, "{stage}I{mb}"),
             Inst::W { stage, mb } => write!(f, "{stage}W{mb}"),
+            Inst::Reduce { stage, mb } => write!(f, "{stage}A{mb}"),
             Inst::Step { stage, keep: false } => write!(f, "{stage}U"),
             Inst::Step { stage, keep: true } => write!(f, "{stage}U+"),
             Inst::Free { stage, version } => write!(f, "{stage}D{version}"),
@@ -97,13 +99,14 @@ impl Rest<'_> {
 
     fn compute(&mut self) -> Result<Inst, Unexpected> {
         let stage = self.number("a stage")?;
-        let op = self.take("FBIWUD").ok_or(self.expected("one of F B I W U D"))?;
+        let op = self.take("FBIWAUD").ok_or(self.expected("one of F B I W A U D"))?;
         Ok(match op {
             'U' => Inst::Step { stage, keep: self.take("+").is_some() },
             'D' => Inst::Free { stage, version: self.number("a version")? },
             _ => {
                 let mb = self.number("a micro-batch")?;
                 match op {
+                    'A' => Inst::Reduce { stage, mb },
                     'B' => Inst::B { stage, mb },
                     'I' => Inst::I { stage, mb },
                     'W' => Inst::W { stage, mb },

@@ -8,9 +8,12 @@
 //!   gradients of all edges that lead from it; W after I; `Send` after what it sends.
 //! - `message`: every message has one `Post`, then one `Recv`, then its use; one `Send`, then one `Wait`.
 //! - `channel`: a channel (edge and direction) delivers its messages in order, so that its sends and its posts are in one order.
-//! - `deadlock`: all workers come to their ends, with each kind of [`Sends`].
+//! - `deadlock`: all workers come to their ends, with each kind of [`Sends`]. `Reduce` ends when all workers of its stage have come
+//!   to the same one.
 //! - `step`: update k folds the gradients of micro-batches k·e … k·e+e−1, all of them and no others (e = `step_every`; the last
-//!   update has fewer if there are no more), and none is left at the end.
+//!   update has fewer if there are no more), and none is left at the end. With `each_replica` e is that times the workers of the
+//!   stage.
+//! - `reduce`: on a stage of several workers `Reduce` stands between the last of these gradients and `Step`, and only there.
 //! - `version`: `Read::At` names the newest or a kept version, `Free` a kept one; none is kept at the end.
 //! - `length`: a program has at most 2²² instructions, or repeats a state.
 //!
@@ -31,7 +34,6 @@ pub use fault::Rule;
 use super::{Program, Programs, Wiring};
 use crate::{Error, Result};
 use fault::Broken;
-use stage::Terms;
 use std::{collections::BTreeMap, fmt};
 
 /// When a `Wait` for a send ends, and when a `Recv` does. `Post` and `Send` never block.
@@ -68,15 +70,13 @@ impl fmt::Display for Sends {
 pub fn verify(programs: &Programs, wiring: &Wiring) -> Result<Facts> {
     wiring.check(programs.workers.len())?;
     check_size(programs)?;
-    let terms =
-        Terms { micro_batches: programs.micro_batches, step_every: programs.step_every, weights: programs.weights };
     let (mut workers, mut stages) = (Vec::new(), BTreeMap::new());
     for (worker, program) in programs.workers.iter().enumerate() {
-        let (facts, states) = local::check(worker, program, wiring, terms)?;
+        let (facts, states) = local::check(worker, program, wiring, programs)?;
         workers.push(facts);
         stages.extend(states.into_iter().map(|(stage, s)| {
             let (weight_versions, staleness) = (s.most_versions, s.staleness);
-            (stage, StageFacts { worker, weight_versions, staleness, reads: s.reads })
+            ((stage, worker), StageFacts { stage, worker, weight_versions, staleness, reads: s.reads })
         }));
     }
     for sends in Sends::ALL {

@@ -38,8 +38,11 @@ use std::{
     time::Duration,
 };
 
-/// The longest message that is sent in one piece.
-const PIECE: usize = 1 << 30;
+/// The longest message that is sent in one piece. Longer ones of both directions at once take turns on a TCP connection, since the
+/// leave to send one waits behind the other: at 1 Gbit/s 32 MB each way took 541 ms in one piece, 271 ms in pieces of 1 MiB.
+const PIECE: usize = 1 << 20;
+/// The longest that may be set: MPI counts in C `int`s.
+const LONGEST_PIECE: usize = 1 << 30;
 /// How long a thread that ends the job waits for the communication thread to do it.
 const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -282,7 +285,7 @@ fn options(launched: &Launched) -> Result<comm::Options> {
     let piece = match env::var("PIPEWRIGHT_MPI_PIECE") {
         Err(_) => PIECE,
         Ok(text) => match text.parse() {
-            Ok(n) if (1..=PIECE).contains(&n) => n,
+            Ok(n) if (1..=LONGEST_PIECE).contains(&n) => n,
             _ => return Err(bad("PIPEWRIGHT_MPI_PIECE", &text)),
         },
     };

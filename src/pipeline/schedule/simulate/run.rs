@@ -22,6 +22,15 @@ struct Pass {
     left: f64,
 }
 
+/// The workers of a stage at a `Reduce`.
+#[derive(Default)]
+struct Meeting {
+    /// When each came.
+    came: HashMap<usize, f64>,
+    /// How many have gone on, once all were there.
+    gone: usize,
+}
+
 /// A simulation under way. Between passes each worker is gone through as far as it comes, by its own clock: what it sends may
 /// be under way later than `now`. Only the sender of a link uses it, in the order of its program.
 pub(super) struct Run<'a> {
@@ -38,6 +47,8 @@ pub(super) struct Run<'a> {
     live: Vec<HashSet<(usize, MicroBatch)>>,
     transfers: HashMap<Message, Transfer>,
     links: HashMap<(usize, usize), f64>,
+    /// By stage and micro-batch.
+    reduces: HashMap<(usize, MicroBatch), Meeting>,
     /// Arrivals of sends that were not waited for yet.
     sends: HashMap<Message, Transfer>,
     events: Vec<Event>,
@@ -61,6 +72,7 @@ impl<'a> Run<'a> {
             live: vec![HashSet::new(); n],
             transfers: HashMap::new(),
             links: HashMap::new(),
+            reduces: HashMap::new(),
             sends: HashMap::new(),
             events: Vec::new(),
             repeats: Vec::new(),
@@ -150,6 +162,10 @@ impl<'a> Run<'a> {
                 }
                 None => return Err(Error::schedule(format!("worker {worker} waits for a send of {m:?} not made"))),
             },
+            Inst::Reduce { stage, mb } => {
+                let Some(end) = self.reduced(worker, stage, mb, start) else { return Ok(false) };
+                end
+            }
             Inst::Post(_) | Inst::Free { .. } => start,
             _ => return self.begin(worker, inst),
         };
@@ -163,7 +179,11 @@ impl<'a> Run<'a> {
     /// Begins a pass or an update, if what it needs has a time.
     fn begin(&mut self, worker: usize, inst: Inst) -> Result<bool> {
         let (stage, mb) = (inst.stage().unwrap_or(0), inst.mb().unwrap_or(0));
-        if self.wiring.worker(stage) != Some(worker) {
+        let held = match inst.mb() {
+            Some(mb) => self.wiring.worker(stage, mb) == Some(worker),
+            None => self.wiring.replica(stage, worker).is_some(),
+        };
+        if !held {
             return Err(Error::schedule(format!("worker {worker} does not hold the stage of {inst:?}")));
         }
         let needs = direction(inst).map_or(Vec::new(), |d| self.ends(stage, mb, d));
@@ -223,14 +243,32 @@ impl<'a> Run<'a> {
         let edges = self.wiring.edges.iter().enumerate();
         edges
             .filter(|(_, link)| at(link.from, link.to) && (link.grad || direction == Direction::Forward))
-            .filter(|(edge, _)| !self.lowered || self.wiring.route(*edge, direction).is_none())
             .map(|(edge, _)| Message { edge, mb, direction })
+            .filter(|&m| !self.lowered || self.wiring.route(m).is_none())
             .collect()
+    }
+
+    /// When a `Reduce` ends to which `worker` came at `now`, if all others have come to it.
+    fn reduced(&mut self, worker: usize, stage: usize, mb: MicroBatch, now: f64) -> Option<f64> {
+        let all = self.wiring.stages.get(stage)?.len();
+        let meeting = self.reduces.entry((stage, mb)).or_default();
+        meeting.came.entry(worker).or_insert(now);
+        if meeting.came.len() < all {
+            return None;
+        }
+        let begins = meeting.came.values().copied().fold(0.0, f64::max);
+        meeting.gone += 1;
+        if meeting.gone == all {
+            self.reduces.remove(&(stage, mb));
+        }
+        let takes = self.costs.stages.get(stage)?.reduce;
+        self.times[worker].communication += takes;
+        Some(begins + takes)
     }
 
     /// A message leaves as soon as its link is free.
     fn transfer(&mut self, m: Message, sent: f64) -> Transfer {
-        let Some(link) = self.wiring.route(m.edge, m.direction) else { return Transfer { sent, arrival: sent } };
+        let Some(link) = self.wiring.route(m) else { return Transfer { sent, arrival: sent } };
         let cost = self.costs.edges[m.edge];
         let seconds = if m.direction == Direction::Forward { cost.forward } else { cost.backward };
         let free = self.links.entry(link).or_insert(0.0);

@@ -1,6 +1,6 @@
 //! The messages between workers, under one kind of sends.
 use super::{Sends, stage::difference};
-use crate::pipeline::schedule::{Direction, Message, MicroBatch};
+use crate::pipeline::schedule::{Direction, Message, MicroBatch, Wiring};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A send and the post that it meets are not of the same message.
@@ -9,7 +9,7 @@ pub(super) struct Clash {
     pub(super) sent: Message,
 }
 
-/// One direction of an edge.
+/// One direction of an edge, between two workers.
 #[derive(Default)]
 struct Channel {
     /// Sends that no post has met yet, or posts that no send has met yet.
@@ -32,8 +32,8 @@ struct Batch {
 /// All channels.
 pub(super) struct Channels {
     pub(super) sends: Sends,
-    /// By edge: values, gradients.
-    channels: Vec<[Channel; 2]>,
+    /// By edge, and by the pair of workers of its messages: values, gradients.
+    channels: Vec<Vec<[Channel; 2]>>,
     batches: BTreeMap<usize, Batch>,
     batch_of: BTreeMap<Message, usize>,
     next_batch: usize,
@@ -41,10 +41,11 @@ pub(super) struct Channels {
 }
 
 impl Channels {
-    pub(super) fn new(edges: usize, sends: Sends) -> Channels {
+    pub(super) fn new(wiring: &Wiring, sends: Sends) -> Channels {
+        let pairs = |edge| (0..wiring.pairs(edge)).map(|_| Default::default()).collect();
         Channels {
             sends,
-            channels: (0..edges).map(|_| Default::default()).collect(),
+            channels: (0..wiring.edges.len()).map(pairs).collect(),
             batches: BTreeMap::new(),
             batch_of: BTreeMap::new(),
             next_batch: 0,
@@ -53,7 +54,9 @@ impl Channels {
     }
 
     fn channel(&mut self, m: Message) -> &mut Channel {
-        &mut self.channels[m.edge][usize::from(m.direction == Direction::Backward)]
+        let pairs = &mut self.channels[m.edge];
+        let pair = m.mb % pairs.len();
+        &mut pairs[pair][usize::from(m.direction == Direction::Backward)]
     }
 
     /// Forms batches of sends to the same goal.
@@ -135,14 +138,16 @@ impl Channels {
 
     /// A message that was sent, or posted, alone.
     pub(super) fn unmatched(&self) -> Option<Message> {
-        self.channels.iter().enumerate().find_map(|(edge, [values, gradients])| {
+        let pairs =
+            self.channels.iter().enumerate().flat_map(|(edge, pairs)| pairs.iter().map(move |pair| (edge, pair)));
+        pairs.into_iter().find_map(|(edge, [values, gradients])| {
             let message = |channel: &Channel, direction| Some(Message { edge, mb: *channel.ahead.front()?, direction });
             message(values, Direction::Forward).or_else(|| message(gradients, Direction::Backward))
         })
     }
 
     pub(super) fn relative(&self, mbs: usize, out: &mut Vec<isize>) {
-        for channel in self.channels.iter().flatten() {
+        for channel in self.channels.iter().flatten().flatten() {
             let sizes = [channel.ahead.len(), channel.arrived.len(), channel.left.len()];
             out.extend(sizes.map(|n| n as isize));
             out.push(isize::from(channel.ahead_are_sends && !channel.ahead.is_empty()));
@@ -162,7 +167,7 @@ impl Channels {
     /// The same state, that many micro-batches later.
     pub(super) fn advance(&mut self, mbs: usize) {
         let later = |m: Message| Message { mb: m.mb + mbs, ..m };
-        for channel in self.channels.iter_mut().flatten() {
+        for channel in self.channels.iter_mut().flatten().flatten() {
             channel.ahead.iter_mut().for_each(|mb| *mb += mbs);
             channel.arrived = channel.arrived.iter().map(|mb| mb + mbs).collect();
             channel.left = channel.left.iter().map(|mb| mb + mbs).collect();

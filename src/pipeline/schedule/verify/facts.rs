@@ -6,7 +6,7 @@ use crate::pipeline::schedule::{MicroBatch, Version};
 pub struct Facts {
     /// By worker.
     pub workers: Vec<WorkerFacts>,
-    /// By stage.
+    /// By stage and worker.
     pub stages: Vec<StageFacts>,
 }
 
@@ -23,9 +23,11 @@ pub struct WorkerFacts {
     pub peak_sends: usize,
 }
 
-/// The weights of a stage.
+/// The weights of a stage on one of its workers.
 #[derive(Clone, Debug)]
 pub struct StageFacts {
+    /// The stage.
+    pub stage: usize,
     /// The worker that holds it.
     pub worker: usize,
     /// The most versions held at once: those that micro-batches in flight will need, kept ones and the newest.
@@ -66,7 +68,7 @@ struct Skip {
 }
 
 impl Reads {
-    /// What the passes of micro-batch `mb` read; `None` if there is no such micro-batch.
+    /// What the passes of micro-batch `mb` read; `None` if there is no such micro-batch here.
     pub fn get(&self, mb: MicroBatch) -> Option<Reading> {
         if let Some(reading) = self.seen.iter().find(|r| r.mb == mb) {
             return Some(*reading);

@@ -19,6 +19,8 @@ pub enum Rule {
     Deadlock,
     /// Every update folds the gradients of its own micro-batches, and all of them.
     Step,
+    /// The workers of a stage sum their gradients before every update.
+    Reduce,
     /// Only versions that are held are read and freed, and none is held in the end.
     Version,
     /// A program is short, or its state repeats.
@@ -27,7 +29,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 9] = [
+    pub const ALL: [Rule; 10] = [
         Rule::Place,
         Rule::Once,
         Rule::Order,
@@ -35,6 +37,7 @@ impl Rule {
         Rule::Channel,
         Rule::Deadlock,
         Rule::Step,
+        Rule::Reduce,
         Rule::Version,
         Rule::Length,
     ];
@@ -49,6 +52,7 @@ impl Rule {
             Rule::Channel => "channel",
             Rule::Deadlock => "deadlock",
             Rule::Step => "step",
+            Rule::Reduce => "reduce",
             Rule::Version => "version",
             Rule::Length => "length",
         }

@@ -10,20 +10,25 @@ use super::{
 };
 use crate::{
     Error, Result,
-    pipeline::schedule::{Inst, LONGEST, Program, Programs, Wiring},
+    pipeline::schedule::{Inst, LONGEST, MicroBatch, Program, Programs, Wiring, program::lcm},
 };
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Runs all programs against each other with sends of that kind.
 pub(super) fn check(programs: &Programs, wiring: &Wiring, sends: Sends) -> Result<()> {
     let workers = programs.workers.len();
-    let shift = programs.workers.iter().filter(|p| p.repeats > 0).map(|p| p.shift).max();
+    // Every worker comes to the same place of its period after so many micro-batches, and meets the same ones there.
+    let shifts = programs.workers.iter().filter(|p| p.repeats > 0 && p.shift > 0).map(|p| p.shift);
+    let pairs = (0..wiring.edges.len()).map(|edge| wiring.pairs(edge));
+    let turn = if programs.workers.iter().any(|p| p.repeats > 1) { shifts.chain(pairs).fold(1, lcm) } else { 1 };
     let mut joint = Joint {
         programs,
         wiring,
         positions: vec![0; workers],
         sends_until: vec![0; workers],
-        channels: Channels::new(wiring.edges.len(), sends),
-        turn: shift.unwrap_or(0).max(1),
+        channels: Channels::new(wiring, sends),
+        reduces: BTreeMap::new(),
+        turn,
         allowed: 0,
         done: 0,
     };
@@ -42,6 +47,14 @@ enum Stop {
     Blocked,
 }
 
+/// Workers of a stage that have come to a `Reduce`.
+#[derive(Default)]
+struct Meeting {
+    here: BTreeSet<usize>,
+    /// How many of them have gone on, once all were here.
+    gone: usize,
+}
+
 struct Joint<'a> {
     programs: &'a Programs,
     wiring: &'a Wiring,
@@ -49,6 +62,8 @@ struct Joint<'a> {
     /// Where the run of sends ends whose batches have been formed.
     sends_until: Vec<usize>,
     channels: Channels,
+    /// Workers that have come to a `Reduce`, by stage and micro-batch; and how many have gone on.
+    reduces: BTreeMap<(usize, MicroBatch), Meeting>,
     /// Micro-batches of a turn: workers go on turn by turn, so that none runs far ahead and the state can repeat.
     turn: usize,
     /// Repeats that begin below this micro-batch may be begun.
@@ -111,6 +126,7 @@ impl Joint<'_> {
             let clash = match inst {
                 Inst::Recv(m) if !self.channels.receive(m) => return Ok(Stop::Blocked),
                 Inst::Wait(m) if !self.channels.wait(m) => return Ok(Stop::Blocked),
+                Inst::Reduce { stage, mb } if !self.meet(worker, stage, mb, woken) => return Ok(Stop::Blocked),
                 Inst::Send(m) => {
                     if position >= self.sends_until[worker] {
                         self.sends_until[worker] = self.form_batches(program, position);
@@ -122,7 +138,7 @@ impl Joint<'_> {
             };
             clash.map_err(|c| self.clash(worker, c))?;
             for m in self.channels.take_moved() {
-                if let Some((from, to)) = self.wiring.route(m.edge, m.direction) {
+                if let Some((from, to)) = self.wiring.route(m) {
                     woken.extend([from, to]);
                 }
             }
@@ -136,7 +152,7 @@ impl Joint<'_> {
         let mut sends = Vec::new();
         let mut end = position;
         while let Some(Inst::Send(m)) = program.get(end) {
-            sends.push((self.wiring.route(m.edge, m.direction).map(|(_, to)| to), m));
+            sends.push((self.wiring.route(m).map(|(_, to)| to), m));
             end += 1;
         }
         self.channels.form_batches(sends);
@@ -164,15 +180,42 @@ impl Joint<'_> {
             seen[worker] = true;
             let (program, position) = (&self.programs.workers[worker], self.positions[worker]);
             let inst = program.get(position);
-            let route = inst.and_then(Inst::message).and_then(|m| self.wiring.route(m.edge, m.direction));
-            let (Some(inst), Some((from, to))) = (inst, route) else { break };
-            let peer = if worker == to { from } else { to };
+            let (Some(inst), Some(peer)) = (inst, inst.and_then(|inst| self.peer(worker, inst))) else { break };
             let ended = if stops[peer] == Stop::Ended { ", which has ended" } else { "" };
             text += &format!("\n  worker {worker}, instruction {position}, {inst}, waits for worker {peer}{ended}\n");
             text += &excerpt(program, position);
             worker = peer;
         }
         self.broken(first, Broken::new(Rule::Deadlock, text))
+    }
+
+    /// The worker that another one waits for.
+    fn peer(&self, worker: usize, inst: Inst) -> Option<usize> {
+        if let Inst::Reduce { stage, mb } = inst {
+            let here = self.reduces.get(&(stage, mb)).map(|m| &m.here);
+            let is_missing = |w: &&usize| **w != worker && here.is_none_or(|here| !here.contains(*w));
+            return self.wiring.stages.get(stage)?.iter().find(is_missing).copied();
+        }
+        let (from, to) = self.wiring.route(inst.message()?)?;
+        Some(if worker == to { from } else { to })
+    }
+
+    /// A worker is at a `Reduce`; false if others of the stage are not there yet.
+    fn meet(&mut self, worker: usize, stage: usize, mb: MicroBatch, woken: &mut Vec<usize>) -> bool {
+        let Some(all) = self.wiring.stages.get(stage) else { return true };
+        let meeting = self.reduces.entry((stage, mb)).or_default();
+        meeting.here.insert(worker);
+        if meeting.here.len() < all.len() {
+            return false;
+        }
+        meeting.gone += 1;
+        if meeting.gone == 1 {
+            woken.extend(all);
+        }
+        if meeting.gone == all.len() {
+            self.reduces.remove(&(stage, mb));
+        }
+        true
     }
 
     /// All that what follows depends on, as seen from `allowed`; `None` while a worker is before or after its repeats.
@@ -187,6 +230,12 @@ impl Joint<'_> {
             let (repeat, offset) = place(program, position)?;
             let sends = self.sends_until[worker].saturating_sub(position);
             out.extend([offset as isize, difference(repeat * program.shift, self.allowed), sends as isize]);
+        }
+        out.push(self.reduces.len() as isize);
+        for (&(stage, mb), meeting) in &self.reduces {
+            out.extend([stage, meeting.gone, meeting.here.len()].map(|n| n as isize));
+            out.push(difference(mb, self.allowed));
+            out.extend(meeting.here.iter().map(|&w| w as isize));
         }
         self.channels.relative(self.allowed, &mut out);
         Some(out)
@@ -212,12 +261,14 @@ impl Joint<'_> {
             }
         }
         self.allowed += times * cycle;
+        let later = |((stage, mb), meeting)| ((stage, mb + times * cycle), meeting);
+        self.reduces = std::mem::take(&mut self.reduces).into_iter().map(later).collect();
         self.channels.advance(times * cycle);
     }
 
     fn finish(&self) -> Result<()> {
         let Some(m) = self.channels.unmatched() else { return Ok(()) };
-        let worker = self.wiring.route(m.edge, m.direction).map_or(0, |(_, to)| to);
+        let worker = self.wiring.route(m).map_or(0, |(_, to)| to);
         Err(self.broken(worker, Broken::new(Rule::Message, format!("message {m} is sent and never posted"))))
     }
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Result,
-    pipeline::schedule::{Direction, Inst, LONGEST, Link, Message, MicroBatch, Program, Read, Wiring},
+    pipeline::schedule::{Direction, Inst, LONGEST, Link, Message, MicroBatch, Program, Programs, Read, Wiring},
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,9 +16,9 @@ pub(super) fn check(
     worker: usize,
     program: &Program,
     wiring: &Wiring,
-    terms: Terms,
+    programs: &Programs,
 ) -> Result<(WorkerFacts, BTreeMap<usize, StageState>)> {
-    let mut state = WorkerState::new(worker, wiring, terms);
+    let mut state = WorkerState::new(worker, wiring, programs);
     let start = program.prologue.len();
     let at = |position: usize| move |broken: Broken| broken.at(worker, program, position);
     let run = |state: &mut WorkerState, insts: &[Inst], position: usize, repeat: usize| -> Result<()> {
@@ -59,7 +59,7 @@ pub(super) fn check(
             // goes beyond them the last one does.
             let times = (program.repeats - repeat).saturating_sub(1) / cycle;
             // Forward passes alone make no versions, whatever the program counts.
-            let versions = if terms.forward_only() { 0 } else { cycle * program.version_shift };
+            let versions = if programs.step_every == 0 { 0 } else { cycle * program.version_shift };
             let mbs = cycle * program.shift;
             state.advance(&ends[ends.len() - 1 - cycle], times, mbs, versions);
             repeat += times * cycle;
@@ -75,7 +75,7 @@ pub(super) fn check(
 struct WorkerState<'a> {
     worker: usize,
     wiring: &'a Wiring,
-    terms: Terms,
+    forward_only: bool,
     stages: BTreeMap<usize, StageState>,
     /// The edges that lead to and from each stage here.
     links: BTreeMap<usize, [Vec<usize>; 2]>,
@@ -92,19 +92,20 @@ struct WorkerState<'a> {
 }
 
 impl<'a> WorkerState<'a> {
-    fn new(worker: usize, wiring: &'a Wiring, terms: Terms) -> WorkerState<'a> {
-        let here = |&s: &usize| wiring.worker(s) == Some(worker);
+    fn new(worker: usize, wiring: &'a Wiring, programs: &Programs) -> WorkerState<'a> {
+        let here = |s: usize| Some((s, wiring.replica(s, worker)?));
         let edges = |of: fn(&Link) -> usize, stage: usize| {
             let all = wiring.edges.iter().enumerate();
             all.filter(|(_, link)| of(link) == stage).map(|(edge, _)| edge).collect()
         };
-        let stages: Vec<usize> = (0..wiring.stages.len()).filter(here).collect();
+        let stages: Vec<(usize, (usize, usize))> = (0..wiring.stages.len()).filter_map(here).collect();
+        let state = |(replica, replicas)| StageState::new(Terms::new(programs, replica, replicas));
         WorkerState {
             worker,
             wiring,
-            terms,
-            stages: stages.iter().map(|&s| (s, StageState::new(terms))).collect(),
-            links: stages.iter().map(|&s| (s, [edges(|l| l.to, s), edges(|l| l.from, s)])).collect(),
+            forward_only: programs.step_every == 0,
+            stages: stages.iter().map(|&(s, replica)| (s, state(replica))).collect(),
+            links: stages.iter().map(|&(s, _)| (s, [edges(|l| l.to, s), edges(|l| l.from, s)])).collect(),
             posted: BTreeSet::new(),
             inbox: BTreeSet::new(),
             outbox: BTreeSet::new(),
@@ -125,6 +126,7 @@ impl<'a> WorkerState<'a> {
                 self.pending_weights -= 1;
                 self.activations -= 1;
             }
+            Inst::Reduce { stage, mb } => self.stage(stage)?.do_reduce(mb)?,
             Inst::Step { stage, keep } => self.stage(stage)?.do_step(keep)?,
             Inst::Free { stage, version } => self.stage(stage)?.do_free(version)?,
             Inst::Post(m) => self.post(m)?,
@@ -141,18 +143,24 @@ impl<'a> WorkerState<'a> {
     }
 
     fn stage(&mut self, stage: usize) -> Result<&mut StageState, Broken> {
-        let elsewhere = match self.wiring.worker(stage) {
-            Some(w) => format!("stage {stage} is on worker {w}"),
+        let elsewhere = match self.wiring.stages.get(stage).map(Vec::as_slice) {
+            Some([w]) => format!("stage {stage} is on worker {w}"),
+            Some(on) => format!("stage {stage} is on workers {on:?}"),
             None => format!("there is no stage {stage}"),
         };
         self.stages.get_mut(&stage).ok_or_else(|| Broken::new(Rule::Place, elsewhere))
+    }
+
+    /// A stage that works on micro-batch `mb` here.
+    fn held(&self, stage: usize, mb: MicroBatch) -> Option<&StageState> {
+        self.stages.get(&stage).filter(|_| self.wiring.worker(stage, mb) == Some(self.worker))
     }
 
     fn forward(&mut self, stage: usize, mb: MicroBatch, read: Read) -> Result<(), Broken> {
         self.stage(stage)?.do_forward(mb, read)?;
         self.pass(stage, mb, Direction::Forward)?;
         self.peak.peak_activations = self.peak.peak_activations.max(self.activations + 1);
-        if !self.terms.forward_only() {
+        if !self.forward_only {
             self.activations += 1;
         }
         Ok(())
@@ -178,9 +186,9 @@ impl<'a> WorkerState<'a> {
             let link = self.wiring.edges[edge];
             let m = Message { edge, mb, direction };
             let (here, what) = match direction {
-                Direction::Forward => (self.stages.get(&link.from).map(|s| s.forward.contains(mb)), "value"),
+                Direction::Forward => (self.held(link.from, mb).map(|s| s.forward.contains(mb)), "value"),
                 Direction::Backward if !link.grad => continue,
-                Direction::Backward => (self.stages.get(&link.to).map(|s| s.backward.contains(mb)), "gradient"),
+                Direction::Backward => (self.held(link.to, mb).map(|s| s.backward.contains(mb)), "gradient"),
             };
             let between = format!("edge {edge} (stage {} to {})", link.from, link.to);
             match here {
@@ -191,8 +199,9 @@ impl<'a> WorkerState<'a> {
             }
         }
         for &edge in outputs {
-            if self.wiring.route(edge, direction).is_some() {
-                self.outbox.insert(Message { edge, mb, direction });
+            let m = Message { edge, mb, direction };
+            if self.wiring.route(m).is_some() {
+                self.outbox.insert(m);
             }
         }
         Ok(())
@@ -200,7 +209,7 @@ impl<'a> WorkerState<'a> {
 
     /// Whether a message exists, and leads from or to this worker.
     fn check_route(&self, m: Message, receive: bool) -> Result<(), Broken> {
-        let Some((from, to)) = self.wiring.route(m.edge, m.direction) else {
+        let Some((from, to)) = self.wiring.route(m) else {
             return Err(Broken::new(Rule::Place, "there is no such message between workers"));
         };
         if self.worker != if receive { to } else { from } {

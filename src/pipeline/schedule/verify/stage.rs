@@ -3,26 +3,32 @@ use super::{
     facts::{Reading, Reads},
     fault::{Broken, Rule},
 };
-use crate::pipeline::schedule::{MicroBatch, Read, Version, WeightPolicy};
+use crate::pipeline::schedule::{MicroBatch, Programs, Read, Version, WeightPolicy};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A set of micro-batches that fills up from 0: small, however many there are.
-#[derive(Clone, Debug, Default)]
+/// A set of the micro-batches of a replica that fills up from its first one: small, however many there are.
+#[derive(Clone, Debug)]
 pub(super) struct Filled {
-    /// All below are in it.
+    /// All below that are the replica's are in it.
     next: MicroBatch,
+    /// From one of the replica's to the next.
+    stride: usize,
     /// Those above `next` that are in it.
     above: BTreeSet<MicroBatch>,
 }
 
 impl Filled {
+    fn new(terms: Terms) -> Filled {
+        Filled { next: terms.replica, stride: terms.replicas, above: BTreeSet::new() }
+    }
+
     /// Adds one; false if it was in it.
     fn insert(&mut self, mb: MicroBatch) -> bool {
         if mb < self.next || !self.above.insert(mb) {
             return false;
         }
         while self.above.remove(&self.next) {
-            self.next += 1;
+            self.next += self.stride;
         }
         true
     }
@@ -61,15 +67,32 @@ struct Flight {
     backward: Option<Version>,
 }
 
-/// The rules of the whole run.
+/// The rules of the whole run, for a replica of a stage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
-    pub(super) micro_batches: usize,
-    pub(super) step_every: usize,
-    pub(super) weights: WeightPolicy,
+    micro_batches: usize,
+    step_every: usize,
+    weights: WeightPolicy,
+    replica: usize,
+    replicas: usize,
 }
 
 impl Terms {
+    pub(super) fn new(programs: &Programs, replica: usize, replicas: usize) -> Terms {
+        Terms {
+            micro_batches: programs.micro_batches,
+            step_every: programs.folded_by(replicas),
+            weights: programs.weights,
+            replica,
+            replicas,
+        }
+    }
+
+    /// How many of the replica's micro-batches are below `mb`.
+    fn own_below(&self, mb: MicroBatch) -> usize {
+        mb.saturating_sub(self.replica).div_ceil(self.replicas)
+    }
+
     pub(super) fn forward_only(&self) -> bool {
         self.step_every == 0
     }
@@ -85,6 +108,8 @@ pub(super) struct StageState {
     flights: BTreeMap<MicroBatch, Flight>,
     /// Micro-batches whose gradients wait for the next update.
     folded: usize,
+    /// Whether they have been summed with those of the other replicas.
+    reduced: bool,
     /// Updates so far, and so the newest version.
     steps: Version,
     /// Versions that steps kept.
@@ -102,10 +127,11 @@ impl StageState {
     pub(super) fn new(terms: Terms) -> StageState {
         StageState {
             terms,
-            forward: Filled::default(),
-            backward: Filled::default(),
+            forward: Filled::new(terms),
+            backward: Filled::new(terms),
             flights: BTreeMap::new(),
             folded: 0,
+            reduced: false,
             steps: 0,
             kept: BTreeSet::new(),
             held: BTreeMap::from([(0, 1)]),
@@ -121,6 +147,7 @@ impl StageState {
         if mb >= self.terms.micro_batches {
             return Err(Broken::new(Rule::Once, format!("there are only {} micro-batches", self.terms.micro_batches)));
         }
+        self.is_own(mb)?;
         if !self.forward.insert(mb) {
             return Err(Broken::new(Rule::Once, "this F was done before"));
         }
@@ -143,9 +170,20 @@ impl StageState {
         Ok(())
     }
 
+    /// Whether a micro-batch is this replica's.
+    fn is_own(&self, mb: MicroBatch) -> Result<(), Broken> {
+        let Terms { replica, replicas, .. } = self.terms;
+        if mb % replicas == replica {
+            return Ok(());
+        }
+        let what = format!("micro-batch {mb} belongs to replica {} of {replicas}, this is {replica}", mb % replicas);
+        Err(Broken::new(Rule::Place, what))
+    }
+
     /// B or I. What it needs from other stages is checked next, and then [`fold`](StageState::fold) ends B.
     pub(super) fn do_backward(&mut self, mb: MicroBatch) -> Result<(), Broken> {
         self.needs_gradients()?;
+        self.is_own(mb)?;
         if self.backward.contains(mb) {
             return Err(Broken::new(Rule::Once, "a backward pass (B or I) of it was done before"));
         }
@@ -163,6 +201,7 @@ impl StageState {
     /// W.
     pub(super) fn do_weight(&mut self, mb: MicroBatch) -> Result<(), Broken> {
         self.needs_gradients()?;
+        self.is_own(mb)?;
         if self.backward.contains(mb) && !self.flights.contains_key(&mb) {
             return Err(Broken::new(Rule::Once, "its weight gradient (B or W) was made before"));
         }
@@ -181,6 +220,9 @@ impl StageState {
         let Some(&Flight { read, backward: backward @ Some(_) }) = self.flights.get(&mb) else {
             return Err(Broken::new(Rule::Order, "its I was not done before"));
         };
+        if self.reduced {
+            return Err(Broken::new(Rule::Reduce, "the gradients of the next update were summed before"));
+        }
         let update = mb / self.terms.step_every;
         if update != self.steps {
             let (now, every) = (self.steps, self.terms.step_every);
@@ -197,21 +239,57 @@ impl StageState {
         Ok(())
     }
 
-    /// `Step`.
-    pub(super) fn do_step(&mut self, keep: bool) -> Result<(), Broken> {
-        self.needs_gradients()?;
+    /// The micro-batches of the next update: from the first on, before the end.
+    fn next_update(&self) -> (MicroBatch, MicroBatch) {
         let every = self.terms.step_every;
         let first = self.steps.saturating_mul(every);
-        let expected = self.terms.micro_batches.saturating_sub(first).min(every);
-        if self.folded != expected || expected == 0 {
-            let what = match expected {
-                0 => "all micro-batches were folded into earlier updates".into(),
-                _ => format!(
-                    "update {} folds {expected} gradients, from micro-batch {first} on; {} are done",
-                    self.steps, self.folded
-                ),
-            };
+        (first, first.saturating_add(every).min(self.terms.micro_batches))
+    }
+
+    /// Whether the gradients of the next update are complete here.
+    fn is_complete(&self) -> Result<(), Broken> {
+        self.needs_gradients()?;
+        let (first, end) = self.next_update();
+        if first >= end {
+            return Err(Broken::new(Rule::Step, "all micro-batches were folded into earlier updates"));
+        }
+        let expected = self.terms.own_below(end) - self.terms.own_below(first);
+        if self.folded != expected {
+            let (update, folded) = (self.steps, self.folded);
+            let what =
+                format!("update {update} folds {expected} gradients, from micro-batch {first} on; {folded} are done");
             return Err(Broken::new(Rule::Step, what));
+        }
+        Ok(())
+    }
+
+    /// `Reduce`.
+    pub(super) fn do_reduce(&mut self, mb: MicroBatch) -> Result<(), Broken> {
+        self.needs_gradients()?;
+        if self.terms.replicas == 1 {
+            return Err(Broken::new(Rule::Reduce, "the stage is on one worker"));
+        }
+        if self.reduced {
+            return Err(Broken::new(Rule::Reduce, "the gradients of this update were summed before"));
+        }
+        self.is_complete()?;
+        let last = self.next_update().0.saturating_add(self.terms.step_every) - 1;
+        if mb != last {
+            let what = format!("update {} is that of micro-batches up to {last}", self.steps);
+            return Err(Broken::new(Rule::Reduce, what));
+        }
+        self.reduced = true;
+        Ok(())
+    }
+
+    /// `Step`.
+    pub(super) fn do_step(&mut self, keep: bool) -> Result<(), Broken> {
+        self.is_complete()?;
+        if self.terms.replicas > 1 && !std::mem::take(&mut self.reduced) {
+            return Err(Broken::new(
+                Rule::Reduce,
+                "the gradients were not summed over the workers of the stage before",
+            ));
         }
         if let Some(oldest) = self.oldest.take() {
             self.staleness = self.staleness.max(self.steps - oldest);
@@ -265,8 +343,13 @@ impl StageState {
         if let Some(mb) = self.flights.keys().next() {
             return Err(Broken::new(Rule::Once, format!("W of micro-batch {mb} is missing")));
         }
-        if self.folded > 0 {
+        if self.folded > 0 || self.reduced {
             return Err(Broken::new(Rule::Step, format!("no update folds the last {} gradients", self.folded)));
+        }
+        let (first, end) = self.next_update();
+        if first < end {
+            let what = format!("update {} of micro-batches from {first} on is missing", self.steps);
+            return Err(Broken::new(Rule::Step, what));
         }
         if let Some(v) = self.kept.first() {
             return Err(Broken::new(Rule::Version, format!("version {v} was kept and never freed")));
@@ -287,7 +370,7 @@ impl StageState {
             out.extend([difference(mb, mbs), version(flight.read)]);
             out.extend(flight.backward.map_or([0, 0], |v| [1, version(v)]));
         }
-        out.extend([self.folded as isize, version(self.steps), self.kept.len() as isize]);
+        out.extend([self.folded as isize, isize::from(self.reduced), version(self.steps), self.kept.len() as isize]);
         out.extend(self.kept.iter().map(|&v| version(v)));
         out.extend(self.oldest.map_or([0, 0], |v| [1, version(v)]));
     }

@@ -1,0 +1,84 @@
+//! What a stage does with the other workers that hold it: gradients, statistics and losses are brought together before each update.
+use super::{Measured, Replica, Stage};
+use crate::{
+    Error, Result,
+    autograd::Stat,
+    pipeline::{
+        reduce::{Notes, Share},
+        schedule::MicroBatch,
+        transport::Transport,
+    },
+    tensor::Tensor,
+};
+use std::collections::BTreeMap;
+
+impl Stage {
+    /// Reduce: the gradients of the micro-batches up to `last` of all workers of the stage, summed, or in a round their mean, each
+    /// weighted by its samples. `samples` tells how many a micro-batch has, if there is such a one. Returns what the loss measured
+    /// on the other workers.
+    pub fn reduce(
+        &mut self,
+        last: MicroBatch,
+        transport: &mut dyn Transport,
+        samples: &dyn Fn(MicroBatch) -> Option<usize>,
+        measured: Vec<Measured>,
+    ) -> Result<Vec<Measured>> {
+        let first = std::mem::replace(&mut self.update_from, last + 1);
+        let Replica { of, apart, .. } = self.replica;
+        let counts: Vec<(MicroBatch, usize)> = (first..=last).filter_map(|mb| Some((mb, samples(mb)?))).collect();
+        let mut by: Vec<Vec<MicroBatch>> = vec![Vec::new(); of];
+        counts.iter().for_each(|&(mb, _)| by[mb % of].push(mb));
+        let stats = self.stats_apart(&by[self.replica.index])?;
+        let samples = |mb: MicroBatch| counts.iter().find(|c| c.0 == mb).map_or(0, |c| c.1);
+        let share = |(mb, grads)| Share { mb, samples: samples(mb), grads };
+        let shares: Vec<Share> = if apart {
+            std::mem::take(&mut self.early).into_iter().map(share).collect()
+        } else {
+            self.first.take().map(|mb| share((mb, std::mem::take(&mut self.grads)))).into_iter().collect()
+        };
+        let reducer = self.reducer.as_mut().ok_or_else(|| Error::schedule("a reduce on one worker"))?;
+        let known = measured.len();
+        let notes = Notes::new(&shares, measured, stats, reducer.slots());
+        let lengths = self.state.values().flatten().map(Tensor::len).sum();
+        let notes = reducer.tell(transport, notes, &by, lengths)?;
+        let shared: Vec<usize> = by.iter().map(|m| if apart { m.len() } else { 1 }).collect();
+        let rounds = self.pace.round > 1;
+        self.grads = reducer.sum(transport, shares, &shared, notes.present())?;
+        self.pace.minibatches = if rounds { counts.len() as u64 } else { 1 };
+        self.take_stats(&notes)?;
+        Ok(notes.measured.into_iter().skip(known).collect())
+    }
+
+    /// The statistics of these micro-batches as numbers, in the order of nodes and states.
+    fn stats_apart(&mut self, mbs: &[MicroBatch]) -> Result<BTreeMap<MicroBatch, Vec<f64>>> {
+        let mut all = BTreeMap::new();
+        for &mb in mbs {
+            let of_mb = self.stats.remove(&mb).unwrap_or_default();
+            let mut numbers = Vec::new();
+            for (&node, states) in &self.state {
+                for state in 0..states.len() {
+                    let stat = of_mb.iter().find(|s| (s.node, s.state) == (node, state));
+                    let stat = stat.ok_or_else(|| Error::graph("a node with state gave no statistic of it"))?;
+                    numbers.extend(stat.value.to_f64()?);
+                }
+            }
+            all.insert(mb, numbers);
+        }
+        Ok(all)
+    }
+
+    /// The other way round: the statistics of all workers' micro-batches.
+    fn take_stats(&mut self, notes: &Notes) -> Result<()> {
+        for (&mb, numbers) in &notes.stats {
+            let (mut rest, mut of_mb) = (numbers.iter().copied(), Vec::new());
+            for (&node, states) in &self.state {
+                for (state, like) in states.iter().enumerate() {
+                    let value = self.device.from_f64(rest.by_ref().take(like.len()), like.shape(), like.dtype())?;
+                    of_mb.push(Stat { node, state, value });
+                }
+            }
+            self.stats.insert(mb, of_mb);
+        }
+        Ok(())
+    }
+}
