@@ -28,7 +28,7 @@ for rate in $rates; do
       --plan "$shape" --batch "$(batch "$shape")" --steps $((steps * ${shape%%-*})) --quiet --json 2> /dev/null > "$results"
     jq -r --arg rate "$rate" --arg shape "$shape" '"\($rate)  plan \($shape)  \(.samples_per_s * 10 | round / 10) samples/s, " +
       "predicted \(.predicted_samples_per_s * 10 | round / 10); busy \(.efficiency * 100 | round) %, waiting \(.bubble_fraction * 100 | round) %, " +
-      "communicating \(.communication_fraction * 100 | round) %"' "$results"
+      "communicating \(.communication_fraction * 100 | round) %"' < <(sed -n '/^{/,$p' "$results")
   done
   scripts/hosts.sh down "$hosts"
 done

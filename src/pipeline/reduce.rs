@@ -137,19 +137,23 @@ impl Reducer {
     }
 
     /// Lays by the buffers that a sum may need beyond those that sums needed so far: how long others hold what was sent depends on
-    /// the clock. With `shares` of each worker.
-    pub fn reserve(&self, shares: usize) {
-        let pool = self.device.pool();
+    /// the clock. With `shares` of each worker and `stats` numbers of each micro-batch.
+    pub fn reserve(&self, shares: usize, stats: usize) {
+        let (pool, others) = (self.device.pool(), self.workers.len() - 1);
+        let bytes = |elements: usize| elements * self.dtype.size();
         for bucket in 0..self.buckets.len() {
-            let bytes = |elements: usize| elements * self.dtype.size();
-            // What came, and sums that others may still be reading.
-            let parts = (self.workers.len() - 1) * shares + 2;
-            pool.reserve(bytes(self.part(bucket, self.me).1), parts);
-            (0..self.workers.len()).for_each(|q| pool.reserve(bytes(self.part(bucket, q).1), parts));
-            pool.reserve(bytes(self.buckets[bucket].elements), 2);
-            let slots = self.buckets[bucket].slots.iter();
-            slots.for_each(|s| pool.reserve(bytes(s.shape.iter().product()), 2));
+            // What came, the sum, and the one before that others may still be reading.
+            for q in 0..self.workers.len() {
+                pool.reserve(bytes(self.part(bucket, q).1), others * shares + 3);
+            }
+            // What was sent, and the sums of all together.
+            pool.reserve(bytes(self.buckets[bucket].elements), shares + 2);
+            for slot in &self.buckets[bucket].slots {
+                pool.reserve(bytes(slot.shape.iter().product()), 2);
+            }
         }
+        let note = (self.slots + shares * (NUMBERS + stats)) * size_of::<f64>();
+        pool.reserve(note, 2 * others + 2);
     }
 
     /// The backward pass of this worker's only share, of so many samples of micro-batch `mb`, has made the gradient of `slot`: it is
@@ -191,18 +195,12 @@ impl Reducer {
         Ok(())
     }
 
-    /// The sum (or mean) over all workers, the same on all of them. `shares` are those of this worker, of which parts may have been
-    /// [offered](Reducer::offer); `counts` tells how many each worker has. Of slots that are not `present` there is none.
+    /// Sends what was not [offered](Reducer::offer) of this worker's `shares`, and adds up the parts that belong here; `counts` tells
+    /// how many shares each worker has.
     ///
     /// # Errors
     /// If another worker fails, or sends something else.
-    pub fn sum(
-        &mut self,
-        transport: &mut dyn Transport,
-        mut shares: Vec<Share>,
-        counts: &[usize],
-        present: &[bool],
-    ) -> Result<Grads> {
+    pub fn sum(&mut self, transport: &mut dyn Transport, mut shares: Vec<Share>, counts: &[usize]) -> Result<()> {
         self.offered.clear();
         while self.moving.len() < self.buckets.len() {
             let bucket = self.moving.len();
@@ -217,6 +215,14 @@ impl Reducer {
         while self.summed < self.moving.len() {
             self.add_up(transport)?;
         }
+        Ok(())
+    }
+
+    /// The sum (or mean) over all workers, the same on all of them. Of slots that are not `present` there is none.
+    ///
+    /// # Errors
+    /// If another worker fails, or sends something else.
+    pub fn finish(&mut self, transport: &mut dyn Transport, present: &[bool]) -> Result<Grads> {
         let mut sum = Grads::default();
         for (bucket, moving) in std::mem::take(&mut self.moving).into_iter().enumerate() {
             let mut whole = Vec::new();
@@ -307,34 +313,47 @@ impl Reducer {
         Ok(())
     }
 
-    /// Tells the other workers of the stage what this one knows, and hears what they know; of this one first. `stats` numbers
-    /// belong to each micro-batch.
+    /// Tells the other workers of the stage what this one knows; [`hear`](Reducer::hear) gives what they know. `stats` numbers belong
+    /// to each of the micro-batches of worker q, `by[q]`.
+    ///
+    /// # Errors
+    /// If another worker failed.
     pub fn tell(
         &mut self,
         transport: &mut dyn Transport,
-        mine: Notes,
+        mine: &Notes,
+        by: &[Vec<MicroBatch>],
+        stats: usize,
+    ) -> Result<Vec<(usize, Ticket)>> {
+        let numbers = mine.encode(self.slots, &by[self.me]);
+        let text = Tensor::from_host(&numbers, &[numbers.len()], &self.device)?;
+        let mut posted = Vec::new();
+        let me = self.me;
+        for (q, &worker) in self.workers.clone().iter().enumerate().filter(|(q, _)| *q != me) {
+            let bytes = (self.slots + by[q].len() * (NUMBERS + stats)) * size_of::<f64>();
+            posted.push((q, transport.post_recv(worker, self.channel(2), bytes, &self.device)?));
+            self.send(transport, worker, 2, (q, 0), &text)?;
+        }
+        Ok(posted)
+    }
+
+    /// What the other workers told, added to what this one knows.
+    ///
+    /// # Errors
+    /// If another worker fails, or tells something else.
+    pub fn hear(
+        &mut self,
+        transport: &mut dyn Transport,
+        mut mine: Notes,
+        posted: Vec<(usize, Ticket)>,
         by: &[Vec<MicroBatch>],
         stats: usize,
     ) -> Result<Notes> {
-        let most = |q: usize| self.slots + by[q].len() * (NUMBERS + stats);
-        let posted = self.workers.clone().into_iter().enumerate().filter(|(q, _)| *q != self.me).map(|(q, worker)| {
-            let bytes = most(q) * size_of::<f64>();
-            Ok((q, transport.post_recv(worker, self.channel(2), bytes, &self.device)?))
-        });
-        let posted = posted.collect::<Result<Vec<_>>>()?;
-        let numbers = mine.encode(self.slots, &by[self.me]);
-        let text = Tensor::from_host(&numbers, &[numbers.len()], &self.device)?;
-        for (q, &worker) in self.workers.clone().iter().enumerate() {
-            if q != self.me {
-                self.send(transport, worker, 2, (q, 0), &text)?;
-            }
-        }
-        let mut all = mine;
         for (q, ticket) in posted {
             let numbers = self.received(transport, ticket, None)?.1.to_host::<f64>()?;
-            all.merge(Notes::decode(&numbers, self.slots, &by[q], stats)?);
+            mine.merge(Notes::decode(&numbers, self.slots, &by[q], stats)?);
         }
-        Ok(all)
+        Ok(mine)
     }
 
     /// The gradients of a bucket's slots, one after the other; zero where there is none.

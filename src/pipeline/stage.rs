@@ -269,7 +269,8 @@ impl Stage {
     /// Lays by the buffers that sums over other workers may need, for `micro_batches` of each to an update.
     pub fn reserve(&self, micro_batches: usize) {
         if let Some(reducer) = &self.reducer {
-            reducer.reserve(if self.replica.apart { micro_batches.div_ceil(self.replica.of) } else { 1 });
+            let shares = if self.replica.apart { micro_batches.div_ceil(self.replica.of) } else { 1 };
+            reducer.reserve(shares, self.state.values().flatten().map(Tensor::len).sum());
         }
     }
 

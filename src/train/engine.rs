@@ -201,7 +201,10 @@ impl<'t> Engine<'t> {
             true => schedule::prepare(kind, &self.shape, &wiring, n)?,
             false => schedule::prove(schedule::evaluate_for(&self.shape, n)?, &wiring)?,
         };
-        let peak = facts.workers.get(self.worker.rank()).map_or(0, |w| w.peak_activations);
+        // What a replica sent may wait at another worker for the messages of the other replicas.
+        let workers = facts.workers.iter().enumerate();
+        let held = workers.filter(|(worker, _)| *worker == self.worker.rank() || self.shape.is_replicated());
+        let peak = held.map(|(_, facts)| facts.peak_activations).max().unwrap_or(0);
         self.in_flight = self.in_flight.max(if train { peak } else { 0 });
         let proven = Arc::new(proven);
         self.programs.insert((train, n), proven.clone());

@@ -40,10 +40,12 @@ impl Stage {
         let known = measured.len();
         let notes = Notes::new(&shares, measured, stats, reducer.slots());
         let lengths = self.state.values().flatten().map(Tensor::len).sum();
-        let notes = reducer.tell(transport, notes, &by, lengths)?;
+        let posted = reducer.tell(transport, &notes, &by, lengths)?;
         let shared: Vec<usize> = by.iter().map(|m| if apart { m.len() } else { 1 }).collect();
         let rounds = self.pace.round > 1;
-        self.grads = reducer.sum(transport, shares, &shared, notes.present())?;
+        reducer.sum(transport, shares, &shared)?;
+        let notes = reducer.hear(transport, notes, posted, &by, lengths)?;
+        self.grads = reducer.finish(transport, notes.present())?;
         self.pace.minibatches = if rounds { counts.len() as u64 } else { 1 };
         self.take_stats(&notes)?;
         Ok(notes.measured.into_iter().skip(known).collect())
