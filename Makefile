@@ -3,11 +3,12 @@
 # make lint   format, clippy and documentation, all without a warning
 # make bench  times the kernels, and the pipeline of two ranks against one
 # make bench-peers  times matrix products and training steps of seven models beside PyTorch's, if $TORCH_PYTHON names a Python that has it
+# make bench-network  trains on two hosts with slow links (network namespaces; needs root and iproute2), as pipelines and data parallel
 # make docs   builds the documentation of the library
 # make setup  installs what is missing for the above
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: help setup demo test lint bench bench-peers docs release
+.PHONY: help setup demo test lint bench bench-peers bench-network docs release
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -32,6 +33,9 @@ bench-peers: release
 	@scripts/bench-peers.sh
 	@echo 'bench: without Winograd'; WINOGRAD=0 THREADS=1 ROUNDS=1 scripts/bench-peers.sh
 	@echo 'bench: AVX2'; ISA=avx2 THREADS=1 ROUNDS=1 scripts/bench-peers.sh
+
+bench-network: release
+	@scripts/bench-network.sh
 
 docs: setup
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features mpi

@@ -2,7 +2,7 @@
 # Trains VGG-16 at 32×32 with a 4096-wide classifier (135 MB of gradients) on hosts whose links have a limited rate, 64 samples an
 # update, one core a host, as data parallelism, straight pipelines and what lies between, and prints samples per second, measured and
 # predicted. Needs root and iproute2. RATES ("300mbit 1gbit"), HOSTS (2), PLANS (all shapes), STEPS (12) may be set.
-# $TORCH_PYTHON names a Python that has torch: then its DistributedDataParallel runs beside.
+# $TORCH_PYTHON names a Python that has torch: then its DistributedDataParallel runs beside, and on two hosts its 1F1B pipeline.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,6 +29,18 @@ for rate in $rates; do
     jq -r --arg rate "$rate" --arg shape "$shape" '"\($rate)  plan \($shape)  \(.samples_per_s * 10 | round / 10) samples/s, " +
       "predicted \(.predicted_samples_per_s * 10 | round / 10); busy \(.efficiency * 100 | round) %, waiting \(.bubble_fraction * 100 | round) %, " +
       "communicating \(.communication_fraction * 100 | round) %"' < <(sed -n '/^{/,$p' "$results")
+  done
+  modes=data-parallel
+  [ "$hosts" != 2 ] || modes+=" 1f1b"
+  [ -n "${TORCH_PYTHON:-}" ] || modes=
+  for mode in $modes; do
+    for host in $(seq "$hosts"); do
+      timeout -k 5 300 scripts/hosts.sh on "$host" env RANK=$((host - 1)) WORLD_SIZE="$hosts" MASTER_ADDR=10.98.0.1 MASTER_PORT=29500 \
+        GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1 "$TORCH_PYTHON" benches/peers/pytorch_network.py "$mode" 64 2> /dev/null > "$results.$host" &
+    done
+    wait
+    echo "$rate  PyTorch $mode  $(cat "$results.1")"
+    rm -f "$results".*
   done
   scripts/hosts.sh down "$hosts"
 done

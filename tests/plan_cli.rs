@@ -182,3 +182,38 @@ fn what_is_wrong_with_the_arguments_is_said() {
         &["bandwidth", "one number"],
     );
 }
+
+/// Under a synchronous schedule whatever the planner chooses trains as one worker does.
+#[test]
+fn a_run_takes_the_plan_that_the_planner_chooses() {
+    let task = ["train", "--model", "mlp", "--data", DATA, "--batch", "16", "--steps", "12", "--quiet", "--json"];
+    let run = |more: &[&str]| json(&[&task[..], more].concat());
+    for workers in ["1", "3"] {
+        let answer = run(&["--plan", "auto", "--workers", workers]);
+        let stages = answer["stages"].as_array().expect("stages");
+        let mut on: Vec<u64> = stages.iter().flat_map(|s| numbers(&s["workers"])).map(|w| w as u64).collect();
+        on.sort_unstable();
+        assert_eq!(on, (0..workers.parse().expect("a number")).collect::<Vec<u64>>(), "{answer}");
+    }
+    let same = ["--schedule", "1f1b", "--deterministic"];
+    let chosen = run(&[&same[..], &["--plan", "auto", "--workers", "3"]].concat());
+    assert_eq!(chosen["weights_sha256"], run(&same)["weights_sha256"]);
+}
+
+#[test]
+fn schedules_and_simulations_take_shapes() {
+    let answer = json(&["schedule", "--kind", "pipedream", "--replicas", "2-1", "--micro-batches", "5", "--json"]);
+    assert_eq!(numbers(&answer["staleness"]), [1.0, 0.0]);
+    assert_eq!(answer["instructions"].as_array().map(Vec::len), Some(3));
+    assert_eq!(
+        answer["instructions"][1],
+        serde_json::json!(["0F1", "0F3", "0B1", "0A1", "0U", "0B3", "0A3", "0U", "0A5", "0U"])
+    );
+    // Two workers for a stage that takes twice as long.
+    let simulate = ["simulate", "--kind", "pipedream", "--replicas", "2-1", "--micro-batches", "1000", "--json"];
+    let answer = json(&[&simulate[..], &["--forward", "2,1", "--backward", "4,2"]].concat());
+    let makespan = answer["makespan"].as_f64().expect("a time");
+    assert!((3000.0..3020.0).contains(&makespan), "{answer}");
+    fails(&["schedule", "--kind", "pipedream", "--replicas", "2-0"], &["stage 1 has no worker"]);
+    fails(&["schedule", "--kind", "pipedream", "--replicas", "two"], &["a shape such as 2-1-1 expected, got \"two\""]);
+}

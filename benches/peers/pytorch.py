@@ -173,4 +173,5 @@ def main():
     print(json.dumps(answer | {"gflops": counter.get_total_flops() / seconds / 1e9, "rss_bytes": held}))
 
 
-main()
+if __name__ == "__main__":
+    main()

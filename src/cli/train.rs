@@ -36,7 +36,8 @@ pub(super) struct Args {
     /// The schedule: sequential, gpipe, 1f1b, pipedream, pipedream-vertical, pipedream-nostash [default: pipedream]
     #[arg(long)]
     schedule: Option<String>,
-    /// A plan file, or the workers of each stage, as in 1-1-1-1; without it as many stages as there are workers
+    /// A plan file, or the workers of each stage, as in 2-1-1, or `auto`, where the planner chooses these too; without it as many
+    /// stages as there are workers
     #[arg(long)]
     pub(super) plan: Option<String>,
     /// Micro-batches of a minibatch under a synchronous schedule [default: 8]
@@ -207,6 +208,7 @@ impl Args {
             winograd: !self.no_winograd,
             plan: match &self.plan {
                 None => PlanChoice::Auto,
+                Some(text) if text == "auto" => PlanChoice::Best,
                 Some(text) => match replicas_of_shape(text) {
                     Some(replicas) => PlanChoice::Replicas(replicas?),
                     None => PlanChoice::File(text.into()),

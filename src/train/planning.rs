@@ -9,10 +9,11 @@ use crate::{
     hex::hex,
     layers::{Graph, NodeId, NodeKind},
     pipeline::{
-        plan::Plan,
+        plan::{Plan, StagePlan},
         planner::{self, Link},
         predict,
-        profile::{NodeCost, Profile},
+        profile::{CostGraph, NodeCost, Profile},
+        topology::{Level, Topology},
         transport::{Links, Transport, launcher, measure_links},
     },
     tensor::{Device, Isa},
@@ -64,6 +65,7 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
         }
         PlanChoice::File(path) => Plan::load(graph, path)?,
         PlanChoice::Given(plan) => plan.clone(),
+        PlanChoice::Best => best(graph, &costs, slowest, workers)?,
         PlanChoice::Replicas(replicas) => cut(replicas)?.plan,
     };
     let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
@@ -71,11 +73,37 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let link = |a, b| links.as_ref().and_then(|l| l.between(a, b)).unwrap_or(ASSUMED);
     let costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, s.dtype)?;
     let plan = match s.plan {
-        PlanChoice::Auto | PlanChoice::Replicas(_) => predict::warmed_up(s.schedule, plan, &costs, profile.crowding)?,
+        PlanChoice::Auto | PlanChoice::Best | PlanChoice::Replicas(_) => {
+            predict::warmed_up(s.schedule, plan, &costs, profile.crowding)?
+        }
         _ => plan,
     };
     let seconds = predict::seconds_per_minibatch(s.schedule, &plan, &costs, micro_batches, profile.crowding)?;
     Ok(Planning { plan, stage_seconds, samples_per_s: s.batch as f64 / seconds, profile })
+}
+
+/// The best plan on all of so many workers, any two of which have that link between them.
+fn best(graph: &Graph, costs: &[NodeCost], link: Link, workers: usize) -> Result<Plan> {
+    if workers == 1 {
+        return Plan::straight(graph, &[]);
+    }
+    let costs = CostGraph::of_model(graph, costs)?;
+    let topology = Topology::new(vec![Level { count: workers, link }])?;
+    let (first, others) = planner::plan_replicated(&costs, &topology, &planner::Limits::default())?;
+    // One that leaves workers without work may be as fast, but they are there.
+    let all = [first].into_iter().chain(others).find(|p| p.workers() == workers);
+    let chosen = all.ok_or_else(|| Error::plan(format!("no plan for all of {workers} workers was found")))?;
+    let layers: Vec<NodeId> = graph.layers().collect();
+    let stage = |part: &planner::Part| StagePlan {
+        nodes: part.nodes.iter().map(|&n| layers[n]).collect(),
+        workers: part.workers.clone(),
+        warm_up: None,
+    };
+    let mut stages: Vec<StagePlan> = chosen.stages.iter().map(stage).collect();
+    if let Some(stage) = stages.first_mut() {
+        stage.nodes.extend((0..graph.nodes().len()).filter(|&n| !graph.is_layer(n)));
+    }
+    Plan::new(graph, stages)
 }
 
 /// A hash of what a model consists of: its nodes, their settings as far as shapes show them, and its parameters.

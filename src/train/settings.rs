@@ -11,7 +11,7 @@ use std::{path::PathBuf, sync::Arc};
 /// How the model is cut into stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlanChoice {
-    /// By the planner, from a measured (or, deterministic, an estimated) profile.
+    /// By the planner, into as many stages as there are workers, from a measured (or, deterministic, an estimated) profile.
     Auto,
     /// Before these nodes.
     Cuts(Vec<String>),
@@ -19,6 +19,8 @@ pub enum PlanChoice {
     File(PathBuf),
     /// As it was before, on resuming.
     Given(Plan),
+    /// By the planner, which also chooses how many workers hold each stage.
+    Best,
     /// By the planner, into stages of so many workers each.
     Replicas(Vec<usize>),
 }

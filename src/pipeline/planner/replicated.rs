@@ -60,7 +60,8 @@ impl Proposal {
         self.stages.iter().map(|s| s.workers.len().to_string()).collect::<Vec<_>>().join("-")
     }
 
-    fn workers(&self) -> usize {
+    /// The workers of all stages.
+    pub fn workers(&self) -> usize {
         self.stages.iter().map(|s| s.workers.len()).sum()
     }
 
