@@ -1,51 +1,26 @@
 //! One stage on one worker: its weights, the micro-batches in flight, and what an instruction does with them.
 mod sums;
+mod task;
+
+pub use task::{Forward, Measured, Ports, Setup, Task, Wire};
 
 use super::{
     plan::{Edge, Plan},
     reduce::Reducer,
     schedule::{MicroBatch, Read, Version, WeightPolicy},
-    transport::Transport,
     weights::{Pace, Weights},
 };
 use crate::{
     Context, Error, Result,
-    autograd::{Cx, Grads, InputGrads, Mode, RunKey, Scope, Stat, Tape, Var, WeightPass},
+    autograd::{Cx, Grads, InputGrads, Mode, Scope, Stat, Tape, Var, WeightPass},
     layers::{Graph, NodeId, NodeKind, Value},
     optim::Optimizer,
-    tensor::{DType, Device, Tensor},
+    tensor::{Device, Tensor},
 };
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
 };
-
-/// The edges that end and begin at a stage, with their positions in the plan.
-#[derive(Clone, Debug, Default)]
-pub struct Ports {
-    inputs: Vec<(usize, Edge)>,
-    outputs: Vec<(usize, Edge)>,
-}
-
-impl Ports {
-    /// The edges of `stage` in `plan`.
-    pub fn new(plan: &Plan, stage: usize) -> Ports {
-        let of = |end: fn(&Edge) -> usize| {
-            plan.edges().iter().cloned().enumerate().filter(|(_, e)| end(e) == stage).collect()
-        };
-        Ports { inputs: of(|e| e.to), outputs: of(|e| e.from) }
-    }
-
-    /// Positions of the edges that end here.
-    pub fn inputs(&self) -> impl Iterator<Item = usize> {
-        self.inputs.iter().map(|(i, _)| *i)
-    }
-
-    /// Positions of the edges that begin here.
-    pub fn outputs(&self) -> impl Iterator<Item = usize> {
-        self.outputs.iter().map(|(i, _)| *i)
-    }
-}
 
 /// A forward pass that awaits its backward pass.
 struct Flight {
@@ -58,55 +33,6 @@ struct Flight {
     outputs: HashMap<Value, Var>,
     loss: Option<(Var, Tensor)>,
     stats: Vec<Stat>,
-}
-
-/// What the loss said about a micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Measured {
-    /// The micro-batch.
-    pub mb: MicroBatch,
-    /// The sum of the losses of its samples.
-    pub loss: f64,
-    /// The total weight of its minibatch.
-    pub total: f64,
-    /// Right answers, where the loss counts them.
-    pub correct: Option<f64>,
-}
-
-/// How B reaches the other workers of its stage.
-pub struct Wire<'a> {
-    /// The messages.
-    pub transport: &'a mut dyn Transport,
-    /// The samples of its micro-batch.
-    pub samples: usize,
-}
-
-/// What a forward pass leaves beside its flight.
-pub struct Forward {
-    /// The values that go to other stages, by the position of the edge.
-    pub sends: Vec<(usize, Tensor)>,
-    /// What the loss measured, on the stage that has it.
-    pub measured: Option<Measured>,
-    /// Values that were asked for.
-    pub asked: Vec<(Value, Tensor)>,
-}
-
-/// What a forward pass is to do.
-pub struct Task<'a> {
-    /// Training or evaluation.
-    pub mode: Mode,
-    /// What random numbers are drawn from.
-    pub key: RunKey,
-    /// The edges.
-    pub ports: &'a Ports,
-    /// The graph's inputs, on the first stage.
-    pub sources: HashMap<NodeId, Tensor>,
-    /// What came over the edges that end here, by position.
-    pub arrived: HashMap<usize, Tensor>,
-    /// Nodes to run; all if `None`.
-    pub wanted: Option<&'a [bool]>,
-    /// Values to hand out.
-    pub ask: &'a [Value],
 }
 
 /// A stage of a plan with all that it holds.
@@ -149,27 +75,6 @@ struct Replica {
     /// Whether the gradients of its micro-batches stay apart until they are summed over all workers, so that they are added in
     /// the order in which one worker adds them.
     apart: bool,
-}
-
-/// What every stage of a run has in common.
-#[derive(Clone)]
-pub struct Setup {
-    /// The model.
-    pub graph: Arc<Graph>,
-    /// How weights follow gradients.
-    pub optimizer: Arc<dyn Optimizer>,
-    /// Which weights a backward pass uses.
-    pub policy: WeightPolicy,
-    /// The seed of the run.
-    pub seed: u64,
-    /// The floating-point type it computes in.
-    pub dtype: DType,
-    /// Whether a stage on R workers makes an update for every R minibatches, with their mean gradient (1F1B-RR).
-    pub rounds: bool,
-    /// Whether its learning rate is then multiplied by R / the workers of the first stage.
-    pub scale_rate: bool,
-    /// Whether a synchronous run on several workers a stage gives the bits of one worker.
-    pub deterministic: bool,
 }
 
 impl Stage {
@@ -247,31 +152,6 @@ impl Stage {
     /// The state of its nodes, to be loaded, in the order of [`states`](Stage::states).
     pub fn states_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
         self.state.values_mut().flatten()
-    }
-
-    /// Whether the gradients of B of micro-batch `mb` are all that this worker adds to an update of a stage that others hold too,
-    /// or the last of it, after which there is micro-batch `then` or none.
-    pub fn completes(&self, mb: MicroBatch, then: Option<usize>) -> bool {
-        let Replica { of, .. } = self.replica;
-        of > 1 && self.is_next(mb) && self.early.is_empty() && (self.pace.round > 1 || then.is_none())
-    }
-
-    /// The micro-batch of this worker after `mb`.
-    pub fn after(&self, mb: MicroBatch) -> MicroBatch {
-        mb + self.replica.of
-    }
-
-    /// Whether other workers hold it too.
-    pub fn is_shared(&self) -> bool {
-        self.replica.of > 1
-    }
-
-    /// Lays by the buffers that sums over other workers may need, for `micro_batches` of each to an update.
-    pub fn reserve(&self, micro_batches: usize) {
-        if let Some(reducer) = &self.reducer {
-            let shares = if self.replica.apart { micro_batches.div_ceil(self.replica.of) } else { 1 };
-            reducer.reserve(shares, self.state.values().flatten().map(Tensor::len).sum());
-        }
     }
 
     /// The most versions of a weight that were held at once.

@@ -13,6 +13,31 @@ use crate::{
 use std::collections::BTreeMap;
 
 impl Stage {
+    /// Whether the gradients of B of micro-batch `mb` are all that this worker adds to an update of a stage that others hold too,
+    /// or the last of it, after which there is micro-batch `then` or none.
+    pub fn completes(&self, mb: MicroBatch, then: Option<usize>) -> bool {
+        let Replica { of, .. } = self.replica;
+        of > 1 && self.is_next(mb) && self.early.is_empty() && (self.pace.round > 1 || then.is_none())
+    }
+
+    /// The micro-batch of this worker after `mb`.
+    pub fn after(&self, mb: MicroBatch) -> MicroBatch {
+        mb + self.replica.of
+    }
+
+    /// Whether other workers hold it too.
+    pub fn is_shared(&self) -> bool {
+        self.replica.of > 1
+    }
+
+    /// Lays by the buffers that sums over other workers may need, for `micro_batches` of each to an update.
+    pub fn reserve(&self, micro_batches: usize) {
+        if let Some(reducer) = &self.reducer {
+            let shares = if self.replica.apart { micro_batches.div_ceil(self.replica.of) } else { 1 };
+            reducer.reserve(shares, self.state.values().flatten().map(Tensor::len).sum());
+        }
+    }
+
     /// Reduce: the gradients of the micro-batches up to `last` of all workers of the stage, summed, or in a round their mean, each
     /// weighted by its samples. `samples` tells how many a micro-batch has, if there is such a one. Returns what the loss measured
     /// on the other workers.
