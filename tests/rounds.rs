@@ -165,6 +165,43 @@ fn texts_keep_rounds() {
     assert_eq!(Programs::from_text(&lowered.to_text()).unwrap(), lowered);
 }
 
+/// What the planner prolongs a warm-up to is proven, and what a plan file asks for is refused where it waits for ever.
+#[test]
+fn warm_ups_of_plans_are_safe() -> pipewright::Result<()> {
+    use pipewright::{
+        layers::*,
+        pipeline::{plan::Plan, predict},
+    };
+    let mut g = Graph::new();
+    let (x, target) = (g.input("x", [2]), g.input("target", [2]));
+    let a = g.add(Linear::new(2, 2), [x])?;
+    let b = g.add(Linear::new(2, 2), [a])?;
+    let loss = g.add(Mse, [b, target])?;
+    let g = g.with_loss(loss)?;
+    let cut = g.find("linear2").expect("a layer");
+    for replicas in [[4, 3], [3, 4], [5, 4], [2, 3], [8, 7], [2, 1]] {
+        let plan = Plan::replicated(&g, &[cut], &replicas)?;
+        let costs = Costs::uniform(&plan.wiring(true), 1.0, 1.0, 1.0);
+        let before = predict::seconds_per_minibatch(Kind::PipeDream, &plan, &costs, 1, 1.0)?;
+        let longer = predict::warmed_up(Kind::PipeDream, plan.clone(), &costs, 1.0)?;
+        let after = predict::seconds_per_minibatch(Kind::PipeDream, &longer, &costs, 1, 1.0)?;
+        println!("{replicas:?}: {:?} {before:.3} {:?} {after:.3}", plan.shape()?.warm_up(), longer.shape()?.warm_up());
+        assert!(after <= before, "{replicas:?}");
+        prepare(Kind::PipeDream, &longer.shape()?, &longer.wiring(true), 1 << 40)?;
+        for m in [1, 5, 23] {
+            prepare(Kind::PipeDream, &longer.shape()?, &longer.wiring(true), m)?;
+        }
+    }
+    let plan = Plan::replicated(&g, &[cut], &[2, 1])?;
+    let costs = Costs::uniform(&plan.wiring(true), 1.0, 1.0, 1.0);
+    let late = predict::seconds_per_minibatch(Kind::PipeDream, &plan.clone().warmed_up(&[1, 5]), &costs, 1, 1.0);
+    let error = late.unwrap_err().to_string();
+    assert!(error.contains("deadlock") && error.contains("warm up with [1, 5]"), "{error}");
+    let error = plan.warmed_up(&[usize::MAX, 0]).shape().unwrap_err().to_string();
+    assert!(error.contains("stage 0: warm_up = 18446744073709551615, at most 65536"), "{error}");
+    Ok(())
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let refused = |result: Result<(), String>, words: &[&str]| {

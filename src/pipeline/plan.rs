@@ -6,6 +6,9 @@ use crate::{
     tensor::DType,
 };
 
+/// More forward passes than any worker does before its first backward pass.
+const LONGEST_WARM_UP: usize = 1 << 16;
+
 /// The nodes of one stage and the workers that hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagePlan {
@@ -172,10 +175,18 @@ impl Plan {
     /// The workers of each stage, and their warm-up.
     ///
     /// # Errors
-    /// As for [`Shape::new`].
+    /// As for [`Shape::new`], or if a warm-up is none that can be.
     pub fn shape(&self) -> Result<Shape> {
         let replicas: Vec<usize> = self.stages.iter().map(|s| s.workers.len()).collect();
         let published = warm_up(&replicas);
+        if let Some((s, w)) = self
+            .stages
+            .iter()
+            .enumerate()
+            .find_map(|(s, stage)| Some((s, stage.warm_up.filter(|&w| w > LONGEST_WARM_UP)?)))
+        {
+            return Err(Error::plan(format!("stage {s}: warm_up = {w}, at most {LONGEST_WARM_UP} expected")));
+        }
         Shape::warmed_up(&replicas, self.stages.iter().zip(published).map(|(s, w)| s.warm_up.unwrap_or(w)).collect())
     }
 

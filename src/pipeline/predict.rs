@@ -4,11 +4,11 @@ use super::{
     planner::Link,
     profile::NodeCost,
     schedule::{
-        Kind, Shape, lower, make_for, simulate,
+        Kind, Shape, lower, make_for, prepare, simulate,
         simulate::{Costs, EdgeCost, StageCost},
     },
 };
-use crate::{Error, Result, layers::Graph, tensor::DType};
+use crate::{Context, Error, Result, layers::Graph, tensor::DType};
 
 /// Minibatches that show how fast a synchronous schedule repeats.
 const SYNCHRONOUS: usize = 8;
@@ -93,7 +93,11 @@ pub fn seconds_per_minibatch(
     micro_batches: usize,
     crowding: f64,
 ) -> Result<f64> {
-    seconds_with(kind, plan, &plan.shape()?, costs, micro_batches, crowding)
+    let shape = plan.shape()?;
+    let seconds = seconds_with(kind, plan, &shape, costs, micro_batches, crowding);
+    seconds.context(|| {
+        format!("{:?} workers a stage, which warm up with {:?} forward passes", shape.replicas(), shape.warm_up())
+    })
 }
 
 fn seconds_with(
@@ -126,6 +130,8 @@ fn seconds_with(
 
 /// The most forward passes by which warm-ups are prolonged.
 const MOST_EXTRA: usize = 8;
+/// Minibatches that stand for a run without end.
+const ENDLESS: usize = 1 << 40;
 /// What a forward pass more must gain.
 const WORTH: f64 = 0.99;
 
@@ -140,6 +146,7 @@ pub fn warmed_up(kind: Kind, plan: Plan, costs: &Costs, crowding: f64) -> Result
     if kind.is_synchronous() || !shape.is_replicated() {
         return Ok(plan);
     }
+    let wiring = plan.wiring(true);
     let mut seconds = seconds_with(kind, &plan, &shape, costs, 1, crowding)?;
     for _ in 0..MOST_EXTRA {
         let mut best: Option<(f64, Shape)> = None;
@@ -147,8 +154,11 @@ pub fn warmed_up(kind: Kind, plan: Plan, costs: &Costs, crowding: f64) -> Result
             let mut longer = shape.warm_up().to_vec();
             longer[stage] += 1;
             let longer = Shape::warmed_up(shape.replicas(), longer)?;
-            // One that the stages before cannot feed waits for ever.
-            let Ok(t) = seconds_with(kind, &plan, &longer, costs, 1, crowding) else { continue };
+            // One that the stages before cannot feed, or whose messages wait for each other, is not safe.
+            if prepare(kind, &longer, &wiring, ENDLESS).is_err() {
+                continue;
+            }
+            let t = seconds_with(kind, &plan, &longer, costs, 1, crowding)?;
             if best.as_ref().is_none_or(|(b, _)| t < *b) {
                 best = Some((t, longer));
             }
