@@ -73,7 +73,7 @@ fn what_is_printed_can_be_edited_and_proven_again() {
         ("1B2", "1B3", "broken: worker 1, instruction "),
         ("1B2", "2B2", "stage 2 is not on this worker"),
         ("2U", "", "rule step broken: worker 2"),
-        ("micro-batches 5", "micro-batches five", "line 6, column 15: a number expected, got \"five\""),
+        ("micro-batches 5", "micro-batches five", "line 7, column 15: a number expected, got \"five\""),
         ("2U", "2U P0>0", "rule "),
     ] {
         let out = check(&text.replace(from, to), &[]);

@@ -29,7 +29,7 @@ impl Shape {
     /// As for [`new`](Shape::new), or if there is not one warm-up a stage.
     pub fn warmed_up(replicas: &[usize], warm_up: Vec<usize>) -> Result<Shape> {
         if replicas.is_empty() {
-            return Err(Error::schedule("a schedule needs at least one stage"));
+            return Err(Error::schedule("a schedule needs at least one worker"));
         }
         if let Some(stage) = replicas.iter().position(|&n| n == 0) {
             return Err(Error::schedule(format!("stage {stage} has no worker")));
@@ -85,8 +85,14 @@ impl Shape {
 /// PipeDream's warm-up, by stage: ⌊(Σ workers from this stage on − 1) / workers of this stage⌋. With one worker a stage that is
 /// p − 1 − r.
 pub fn warm_up(replicas: &[usize]) -> Vec<usize> {
-    let from = |stage: usize| replicas[stage..].iter().fold(0usize, |n, &r| n.saturating_add(r));
-    replicas.iter().enumerate().map(|(stage, &n)| from(stage).saturating_sub(1).checked_div(n).unwrap_or(0)).collect()
+    let mut from = 0usize;
+    let backwards = replicas.iter().rev().map(|&n| {
+        from = from.saturating_add(n);
+        from.saturating_sub(1).checked_div(n).unwrap_or(0)
+    });
+    let mut warm_up: Vec<usize> = backwards.collect();
+    warm_up.reverse();
+    warm_up
 }
 
 /// Replica `replica` of the `replicas` of a stage. Its micro-batches are counted from 0: its i-th is `replica + i·replicas`.
