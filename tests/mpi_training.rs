@@ -9,7 +9,6 @@ use demanding::model;
 use mpirun::mpirun;
 use pipewright::{
     Result,
-    layers::NodeId,
     pipeline::{
         plan::Plan,
         schedule::Kind,
@@ -42,8 +41,7 @@ fn partition(at: usize) -> Result<Plan> {
         None => cut(&g, CUTS[at]),
         Some(at) => {
             let (cuts, replicas) = REPLICATED[at];
-            let nodes: Vec<NodeId> = cuts.iter().map(|name| g.find(name).expect("a node")).collect();
-            Plan::replicated(&g, &nodes, replicas)
+            cut_on(&g, cuts, replicas)
         }
     }
 }

@@ -4,7 +4,6 @@ use pipewright::{
     layers::*,
     optim::Sgd,
     pipeline::{
-        plan::{Plan, StagePlan},
         planner::{Limits, Part, judge, plan_compat, plan_replicated},
         profile::{CostGraph, CostNode, Profile},
         topology::{Level, Link, Topology, Worker},
@@ -448,18 +447,11 @@ fn plans_of_models_are_plans() -> Result<()> {
     let g = g.with_loss(loss)?;
     let costs = Profile::estimate(&g, &Sgd::new(0.1), DType::F32, &[64])?.at(64)?;
     let topology = topology(&[(4, Link { latency: 0.0, bandwidth: 1e9 })])?;
-    let layers: Vec<NodeId> = g.layers().collect();
     let graph = CostGraph::of_model(&g, &costs)?;
     // What is tied spans all but the loss.
     let best = plan_replicated(&graph, &topology, &Limits { straight: true, ..Limits::default() })?.0;
     assert!(best.stages.len() <= 2, "{:?}", best.stages);
-    let mut stages: Vec<StagePlan> = Vec::new();
-    for part in &best.stages {
-        let nodes = part.nodes.iter().map(|&n| layers[n]).collect();
-        stages.push(StagePlan { nodes, workers: part.workers.clone(), warm_up: None });
-    }
-    stages[0].nodes.extend((0..g.nodes().len()).filter(|&n| !g.is_layer(n)));
-    Plan::new(&g, stages)?;
+    best.plan(&g)?;
     Ok(())
 }
 

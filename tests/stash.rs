@@ -204,8 +204,7 @@ const REPLICATED: &[(&[&str], &[usize])] = &[
 fn replicated_stages_equal_their_closed_form() -> Result<()> {
     for &(cuts, replicas) in REPLICATED {
         let g = small()?;
-        let names: Vec<NodeId> = cuts.iter().map(|name| g.find(name).unwrap()).collect();
-        let plan = Plan::replicated(&g, &names, replicas)?;
+        let plan = cut_on(&g, cuts, replicas)?;
         let longer: Vec<usize> = plan.shape()?.warm_up().iter().map(|w| w + 1).collect();
         for plan in [plan.clone(), plan.warmed_up(&longer)] {
             let shape = plan.shape()?;

@@ -5,9 +5,8 @@ mod small;
 use demanding::model;
 use pipewright::{
     Result,
-    layers::NodeId,
     models::{self, Input, ModelConfig},
-    pipeline::{plan::Plan, schedule::Kind, transport::threads::Options},
+    pipeline::{schedule::Kind, transport::threads::Options},
     tensor::DType,
 };
 use small::*;
@@ -72,8 +71,7 @@ fn replicated_stages_equal_one_worker() -> Result<()> {
                 for synchronous in [false, true] {
                     let mut recipe = recipe(g.clone(), sgd(), kind, 12, m);
                     recipe.settings.deterministic = true;
-                    let nodes: Vec<NodeId> = cuts.iter().map(|name| g.find(name).unwrap()).collect();
-                    let plan = Plan::replicated(&g, &nodes, replicas)?;
+                    let plan = cut_on(&g, cuts, replicas)?;
                     let mut got = train(&recipe, &plan, &sizes, &[], Options { synchronous })?;
                     got.versions.clear();
                     let plain = plain.get_or_insert_with(|| got.clone());

@@ -8,7 +8,7 @@ mod schedule;
 mod simulate;
 mod train;
 
-use crate::{Error, Result, aloud::aloud};
+use crate::{Error, Result, aloud::aloud, pipeline::planner::replicas_of_shape};
 use clap::{Parser, Subcommand};
 use std::io::Write;
 
@@ -57,6 +57,12 @@ pub fn main() -> std::process::ExitCode {
             std::process::ExitCode::FAILURE
         }
     }
+}
+
+/// The workers of each stage that `--replicas` asks for.
+fn replicas(text: &str) -> Result<Vec<usize>> {
+    replicas_of_shape(text)
+        .unwrap_or_else(|| Err(Error::config(format!("replicas: a shape such as 2-1-1 expected, got {text:?}"))))
 }
 
 /// Prints one JSON object on a line of its own.

@@ -1,12 +1,9 @@
 //! `pipewright schedule`
-use super::{print, print_json};
+use super::{print, print_json, replicas};
 use crate::{
     Error, Result,
-    pipeline::{
-        planner::replicas_of_shape,
-        schedule::{
-            Kind, Programs, Shape, Wiring, lower, make, make_for, simulate, simulate::Costs, verify, verify::StageFacts,
-        },
+    pipeline::schedule::{
+        Kind, Programs, Shape, Wiring, lower, make, make_for, simulate, simulate::Costs, verify, verify::StageFacts,
     },
 };
 use std::path::PathBuf;
@@ -103,11 +100,7 @@ impl Found {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    let replicas = args.replicas.as_deref().map(|text| {
-        let shape = replicas_of_shape(text);
-        shape.unwrap_or_else(|| Err(Error::config(format!("replicas: a shape such as 2-1-1 expected, got {text:?}"))))
-    });
-    let replicas = replicas.transpose()?;
+    let replicas = args.replicas.as_deref().map(replicas).transpose()?;
     let programs = match (&args.check, args.kind, &replicas) {
         (Some(path), ..) => Programs::load(path)?,
         (None, Some(kind), None) => make(kind, args.workers, args.micro_batches)?,

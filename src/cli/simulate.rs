@@ -1,5 +1,5 @@
 //! `pipewright simulate`
-use super::{print, print_json, profiled::Profiled};
+use super::{print, print_json, profiled::Profiled, replicas};
 use crate::{
     Error, Result,
     pipeline::{
@@ -204,12 +204,9 @@ fn given(args: &Args) -> Result<Subject> {
     if args.workers > MOST_WORKERS {
         return Err(Error::config(format!("workers: at most {MOST_WORKERS} expected, got {}", args.workers)));
     }
-    let wiring = match args.replicas.as_deref().map(|text| (text, replicas_of_shape(text))) {
+    let wiring = match &args.replicas {
         None => Wiring::straight(args.workers),
-        Some((_, Some(replicas))) => Wiring::replicated(&replicas?),
-        Some((text, None)) => {
-            return Err(Error::config(format!("replicas: a shape such as 2-1-1 expected, got {text:?}")));
-        }
+        Some(text) => Wiring::replicated(&replicas(text)?),
     };
     let (stages, edges) = (wiring.stages.len(), wiring.edges.len());
     let seconds = |name, numbers: &[f64]| each(name, numbers, stages, LONGEST);

@@ -1,5 +1,5 @@
 //! The partition of a layer graph into stages, and the tensors that cross between them.
-use super::schedule::{Link, Shape, Wiring, warm_up};
+use super::schedule::{Link, Shape, Wiring, place_in, warm_up};
 use crate::{
     Error, Result,
     layers::{Graph, NodeId, NodeKind, Value},
@@ -172,22 +172,28 @@ impl Plan {
         self.stages.iter().flat_map(|s| &s.workers).max().map_or(0, |w| w + 1)
     }
 
+    /// Which of the workers of `stage` a worker is: replica k of R, as (k, R).
+    pub fn replica(&self, stage: usize, worker: usize) -> Option<(usize, usize)> {
+        place_in(&self.stages.get(stage)?.workers, worker)
+    }
+
     /// The workers of each stage, and their warm-up.
     ///
     /// # Errors
     /// As for [`Shape::new`], or if a warm-up is none that can be.
     pub fn shape(&self) -> Result<Shape> {
         let replicas: Vec<usize> = self.stages.iter().map(|s| s.workers.len()).collect();
-        let published = warm_up(&replicas);
-        if let Some((s, w)) = self
-            .stages
-            .iter()
-            .enumerate()
-            .find_map(|(s, stage)| Some((s, stage.warm_up.filter(|&w| w > LONGEST_WARM_UP)?)))
-        {
-            return Err(Error::plan(format!("stage {s}: warm_up = {w}, at most {LONGEST_WARM_UP} expected")));
+        let mut warm_up = warm_up(&replicas);
+        for (s, (stage, published)) in self.stages.iter().zip(&mut warm_up).enumerate() {
+            match stage.warm_up {
+                Some(w) if w > LONGEST_WARM_UP => {
+                    return Err(Error::plan(format!("stage {s}: warm_up = {w}, at most {LONGEST_WARM_UP} expected")));
+                }
+                Some(w) => *published = w,
+                None => {}
+            }
         }
-        Shape::warmed_up(&replicas, self.stages.iter().zip(published).map(|(s, w)| s.warm_up.unwrap_or(w)).collect())
+        Shape::warmed_up(&replicas, warm_up)
     }
 
     /// The same plan with these warm-ups, one a stage.

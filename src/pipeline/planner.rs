@@ -12,7 +12,7 @@ mod straight;
 mod sweep;
 
 pub use compat::{Compat, plan_compat};
-pub use cost::{Judged, Part, judge};
+pub use cost::{Judged, Part, judge, shape_of};
 pub use replicated::{Limits, Proposal, plan_replicated};
 pub(in crate::pipeline) use straight::allowed_cuts;
 pub use straight::{Planned, plan_shape, plan_straight, replicas_of_shape};

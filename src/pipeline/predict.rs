@@ -4,7 +4,7 @@ use super::{
     planner::Link,
     profile::NodeCost,
     schedule::{
-        Kind, Shape, lower, make_for, prepare, simulate,
+        ENDLESS, Kind, Shape, lower, make_for, prepare, simulate,
         simulate::{Costs, EdgeCost, StageCost},
     },
 };
@@ -38,9 +38,7 @@ pub fn costs(
     // Of the pairs of workers in two groups the slowest link.
     let slowest = |from: &[usize], to: &[usize]| {
         let pairs = from.iter().flat_map(|&a| to.iter().map(move |&b| (a, b))).filter(|(a, b)| a != b);
-        pairs
-            .map(|(a, b)| link(a, b))
-            .reduce(|a, b| Link { latency: a.latency.max(b.latency), bandwidth: a.bandwidth.min(b.bandwidth) })
+        pairs.map(|(a, b)| link(a, b)).reduce(Link::and)
     };
     let stages = plan.stages().iter().map(|stage| {
         let sum = |time: fn(&NodeCost) -> f64| -> f64 { stage.nodes.iter().map(|&n| time(&nodes[n])).sum() };
@@ -130,8 +128,6 @@ fn seconds_with(
 
 /// The most forward passes by which warm-ups are prolonged.
 const MOST_EXTRA: usize = 8;
-/// Minibatches that stand for a run without end.
-const ENDLESS: usize = 1 << 40;
 /// What a forward pass more must gain.
 const WORTH: f64 = 0.99;
 

@@ -131,6 +131,11 @@ impl Reducer {
         }
     }
 
+    /// The other workers of the stage, each with its number among them all.
+    fn others(&self) -> Vec<(usize, usize)> {
+        self.workers.iter().copied().enumerate().filter(|(q, _)| *q != self.me).collect()
+    }
+
     /// Gradient slots of the stage.
     pub fn slots(&self) -> usize {
         self.slots
@@ -253,22 +258,18 @@ impl Reducer {
     /// worker, at least one, which is empty if it has no share.
     fn start(&mut self, transport: &mut dyn Transport, own: Vec<Part>, counts: &[usize]) -> Result<()> {
         let bucket = self.moving.len();
-        let (mut mine, mut parts, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut mine, mut parts, mut sums) = (Vec::new(), Vec::new(), vec![None; self.workers.len()]);
         let size = self.dtype.size();
         let (my_start, my_len) = self.part(bucket, self.me);
         for part in &own {
             mine.push(Part { data: part.data.slice(0, my_start, my_len)?, ..*part });
         }
-        for (q, &worker) in self.workers.clone().iter().enumerate() {
-            if q == self.me {
-                sums.push(None);
-                continue;
-            }
+        for (q, worker) in self.others() {
             for _ in 0..counts[q].max(1) {
                 parts.push(transport.post_recv(worker, self.channel(0), my_len * size, &self.device)?);
             }
             let (start, len) = self.part(bucket, q);
-            sums.push(Some(transport.post_recv(worker, self.channel(1), len * size, &self.device)?));
+            sums[q] = Some(transport.post_recv(worker, self.channel(1), len * size, &self.device)?);
             for part in &own {
                 let data = part.data.slice(0, start, len)?;
                 self.send(transport, worker, 0, (part.mb, part.samples), &data)?;
@@ -303,10 +304,8 @@ impl Reducer {
             }
         }
         let sum = sum.ok_or_else(|| Error::schedule("an update without micro-batches"))?.contiguous()?;
-        for (q, &worker) in self.workers.clone().iter().enumerate() {
-            if q != self.me {
-                self.send(transport, worker, 1, (bucket, 0), &sum)?;
-            }
+        for (_, worker) in self.others() {
+            self.send(transport, worker, 1, (bucket, 0), &sum)?;
         }
         self.moving[bucket].sum = Some(sum);
         self.summed += 1;
@@ -328,8 +327,7 @@ impl Reducer {
         let numbers = mine.encode(self.slots, &by[self.me]);
         let text = Tensor::from_host(&numbers, &[numbers.len()], &self.device)?;
         let mut posted = Vec::new();
-        let me = self.me;
-        for (q, &worker) in self.workers.clone().iter().enumerate().filter(|(q, _)| *q != me) {
+        for (q, worker) in self.others() {
             let bytes = (self.slots + by[q].len() * (NUMBERS + stats)) * size_of::<f64>();
             posted.push((q, transport.post_recv(worker, self.channel(2), bytes, &self.device)?));
             self.send(transport, worker, 2, (q, 0), &text)?;

@@ -52,8 +52,6 @@ pub struct Stage {
     /// The left fold of gradients over this replica's micro-batches before `next` since the last update; others wait in `early`.
     grads: Grads,
     next: MicroBatch,
-    /// The first of them.
-    first: Option<MicroBatch>,
     early: BTreeMap<MicroBatch, Grads>,
     /// With other replicas: their sums.
     reducer: Option<Reducer>,
@@ -115,7 +113,6 @@ impl Stage {
             replica,
             grads: Grads::default(),
             next: me,
-            first: None,
             early: BTreeMap::new(),
             reducer,
             update_from: 0,
@@ -461,7 +458,6 @@ impl Stage {
             self.early.insert(mb, grads);
             return Ok(());
         }
-        self.first.get_or_insert(mb);
         self.grads = grads;
         self.next += self.replica.of;
         while let Some(next) = self.early.remove(&self.next) {
@@ -481,7 +477,6 @@ impl Stage {
         }
         let grads = std::mem::take(&mut self.grads);
         self.weights.step(&*self.optimizer, grads, self.pace, keep)?;
-        self.first = None;
         for stat in std::mem::take(&mut self.stats).into_values().flatten() {
             let momentum = self.graph.nodes()[stat.node].state[stat.state].momentum;
             let state = self.state.get_mut(&stat.node).and_then(|s| s.get_mut(stat.state));

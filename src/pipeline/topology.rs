@@ -32,6 +32,14 @@ pub struct Link {
 }
 
 impl Link {
+    /// No delay at all.
+    pub const FREE: Link = Link { latency: 0.0, bandwidth: f64::INFINITY };
+
+    /// What messages over both meet: the longer latency and the lower bandwidth.
+    pub fn and(self, other: Link) -> Link {
+        Link { latency: self.latency.max(other.latency), bandwidth: self.bandwidth.min(other.bandwidth) }
+    }
+
     /// Seconds that a message of `bytes` takes.
     pub fn seconds(&self, bytes: usize) -> f64 {
         self.latency + bytes as f64 / self.bandwidth
@@ -206,10 +214,6 @@ impl Topology {
     /// The slowest link that messages between workers parted by `level` pass: the least bandwidth and the most latency of the
     /// levels up to it.
     pub fn slowest(&self, level: usize) -> Link {
-        let worse = |a: Link, b: &Level| Link {
-            latency: a.latency.max(b.link.latency),
-            bandwidth: a.bandwidth.min(b.link.bandwidth),
-        };
-        self.levels[..=level].iter().fold(Link { latency: 0.0, bandwidth: f64::INFINITY }, worse)
+        self.levels[..=level].iter().fold(Link::FREE, |link, level| link.and(level.link))
     }
 }

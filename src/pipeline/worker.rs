@@ -3,7 +3,7 @@
 use super::{
     lead::Lead,
     plan::Plan,
-    schedule::{Direction, Inst, Message, MicroBatch},
+    schedule::{Direction, Inst, Message, MicroBatch, whose_turn},
     stage::{Forward, Measured, Ports, Stage, Task, Wire},
     status::{Doing, Operation, Pass, Status},
     transport::{Channel, Header, Ticket, Transport},
@@ -217,8 +217,7 @@ impl<'t> Worker<'t> {
     }
 
     fn stage(&mut self, stage: usize) -> Result<&mut Stage> {
-        let rank = self.transport.rank();
-        self.stages.get_mut(&stage).ok_or_else(|| Error::schedule(format!("stage {stage} is not on worker {rank}")))
+        held(&mut self.stages, stage, self.transport.rank())
     }
 
     fn forward(
@@ -240,7 +239,8 @@ impl<'t> Worker<'t> {
         let task = Task { mode: mission.mode, key, ports, sources, arrived, wanted, ask: &mission.ask };
         let Forward { sends, measured, asked } = self.stage(stage)?.forward(mb, read, task)?;
         self.hand_over(sends, mb, Direction::Forward, &mission.plan);
-        self.untold.extend(measured.filter(|_| mission.mode == Mode::Train && self.is_shared(stage)));
+        let is_shared = self.stages.get(&stage).is_some_and(Stage::is_shared);
+        self.untold.extend(measured.filter(|_| mission.mode == Mode::Train && is_shared));
         self.measured.extend(measured);
         self.asked.extend(asked.into_iter().map(|(v, t)| (mb, v, t)));
         self.times.add(Spent::Compute, start);
@@ -261,25 +261,16 @@ impl<'t> Worker<'t> {
         let ports = ports(mission, stage)?;
         let wanting = ports.outputs().filter(|&e| mission.plan.edges()[e].needs_grad);
         let arrived = self.arrived(wanting, mb, Direction::Backward)?;
-        let (rank, transport) = (self.transport.rank(), &mut *self.transport);
-        let held = self.stages.get_mut(&stage);
-        let held = held.ok_or_else(|| Error::schedule(format!("stage {stage} is not on worker {rank}")))?;
-        let samples = feed.samples(mb).filter(|_| held.completes(mb, feed.samples(held.after(mb))));
-        let wire = samples.map(|samples| Wire { transport, samples });
+        let held = held(&mut self.stages, stage, self.transport.rank())?;
+        let samples = feed.samples(mb).filter(|_| held.completes(mb, &|mb| feed.samples(mb).is_some()));
+        let wire = samples.map(|samples| Wire { transport: self.transport, samples });
         let sends = held.backward(mb, ports, arrived, split, wire)?;
         self.hand_over(sends, mb, Direction::Backward, &mission.plan);
         Ok(())
     }
 
-    /// Whether other workers hold a stage of this one too.
-    fn is_shared(&self, stage: usize) -> bool {
-        self.stages.get(&stage).is_some_and(Stage::is_shared)
-    }
-
     fn reduce(&mut self, stage: usize, mb: MicroBatch, feed: &dyn Feed) -> Result<()> {
-        let rank = self.transport.rank();
-        let held = self.stages.get_mut(&stage);
-        let held = held.ok_or_else(|| Error::schedule(format!("stage {stage} is not on worker {rank}")))?;
+        let held = held(&mut self.stages, stage, self.transport.rank())?;
         // A stage without the loss has nothing to tell.
         let (told, later) = self.untold.iter().partition(|m| m.mb <= mb);
         self.untold = later;
@@ -394,6 +385,11 @@ pub fn run(
     Ok(())
 }
 
+/// A stage of the worker of that rank.
+fn held(stages: &mut BTreeMap<usize, Stage>, stage: usize, rank: usize) -> Result<&mut Stage> {
+    stages.get_mut(&stage).ok_or_else(|| Error::schedule(format!("stage {stage} is not on worker {rank}")))
+}
+
 /// What an instruction is, and for which stage of its worker.
 fn doing(inst: Inst, mission: &Mission) -> Doing {
     let pass = match mission.mode {
@@ -441,9 +437,8 @@ fn ports(mission: &Mission, stage: usize) -> Result<&Ports> {
 }
 
 fn worker_of(mission: &Mission, stage: usize, mb: MicroBatch) -> Result<usize> {
-    let workers = mission.plan.stages().get(stage).map(|s| &s.workers[..]).unwrap_or_default();
-    let worker = mb.checked_rem(workers.len()).and_then(|at| workers.get(at));
-    worker.copied().ok_or_else(|| Error::plan(format!("stage {stage} is on no worker")))
+    let worker = mission.plan.stages().get(stage).and_then(|s| whose_turn(&s.workers, mb));
+    worker.ok_or_else(|| Error::plan(format!("stage {stage} is on no worker")))
 }
 
 /// The channel of an edge and direction.

@@ -82,9 +82,6 @@ pub struct Engine<'t> {
     in_flight: usize,
 }
 
-/// More minibatches than any run has: the end of a stream that is not known yet.
-const ENDLESS: usize = 1 << 40;
-
 impl<'t> Engine<'t> {
     /// The worker of `transport`, with the first weights of its stages.
     pub fn new(recipe: Recipe, plan: Plan, device: Device, transport: &'t mut dyn Transport) -> Result<Engine<'t>> {
@@ -102,8 +99,7 @@ impl<'t> Engine<'t> {
             fits.context(|| format!("the stages of worker {rank}"))?;
         }
         let stages = mine().map(|s| Stage::new(&setup, &plan, s, rank, &device)).collect::<Result<Vec<_>>>()?;
-        let wiring = plan.wiring(true);
-        let replicas = mine().filter_map(|s| wiring.replica(s, rank)).collect();
+        let replicas = mine().filter_map(|s| plan.replica(s, rank)).collect();
         let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype, replicas);
         let shape = plan.shape()?;
         let lead = Lead::new(&device, lead(recipe.settings.schedule, &shape))?;
@@ -165,7 +161,7 @@ impl<'t> Engine<'t> {
     /// The minibatches from `number` on whose data this worker reads: the first of them, and every how many. The workers of a
     /// first stage on several take turns where a minibatch is not cut into micro-batches.
     pub fn reads_from(&self, number: u64) -> Option<(u64, usize)> {
-        let (replica, of) = self.plan.wiring(true).replica(0, self.worker.rank())?;
+        let (replica, of) = self.plan.replica(0, self.worker.rank())?;
         if self.kind().is_synchronous() {
             return Some((number, 1));
         }
@@ -256,7 +252,7 @@ impl<'t> Engine<'t> {
         let mut stream = self.streaming.take().unwrap_or_else(begun);
         self.feed.add(minibatch, stream.fed, size, None)?;
         let fed = stream.fed + 1;
-        let programs = self.programs(true, ENDLESS)?;
+        let programs = self.programs(true, schedule::ENDLESS)?;
         let ready = |inst: &schedule::Inst| inst.mb().is_none_or(|mb| mb < fed);
         let program =
             programs.workers.get(rank).ok_or_else(|| Error::schedule(format!("no program for rank {rank}")))?;
@@ -342,7 +338,7 @@ impl<'t> Engine<'t> {
         let programs = self.programs(false, n as usize)?;
         let mission = self.mission(Mode::Eval);
         let rank = self.worker.rank();
-        let mut data = match self.plan.wiring(false).replica(0, rank) {
+        let mut data = match self.plan.replica(0, rank) {
             Some((replica, of)) => Some(loader.prefetch_every(&sampler, replica as u64..n, of)?),
             None => None,
         };

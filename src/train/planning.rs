@@ -9,7 +9,7 @@ use crate::{
     hex::hex,
     layers::{Graph, NodeId, NodeKind},
     pipeline::{
-        plan::{Plan, StagePlan},
+        plan::Plan,
         planner::{self, Link},
         predict,
         profile::{CostGraph, NodeCost, Profile},
@@ -92,18 +92,7 @@ fn best(graph: &Graph, costs: &[NodeCost], link: Link, workers: usize) -> Result
     let (first, others) = planner::plan_replicated(&costs, &topology, &planner::Limits::default())?;
     // One that leaves workers without work may be as fast, but they are there.
     let all = [first].into_iter().chain(others).find(|p| p.workers() == workers);
-    let chosen = all.ok_or_else(|| Error::plan(format!("no plan for all of {workers} workers was found")))?;
-    let layers: Vec<NodeId> = graph.layers().collect();
-    let stage = |part: &planner::Part| StagePlan {
-        nodes: part.nodes.iter().map(|&n| layers[n]).collect(),
-        workers: part.workers.clone(),
-        warm_up: None,
-    };
-    let mut stages: Vec<StagePlan> = chosen.stages.iter().map(stage).collect();
-    if let Some(stage) = stages.first_mut() {
-        stage.nodes.extend((0..graph.nodes().len()).filter(|&n| !graph.is_layer(n)));
-    }
-    Plan::new(graph, stages)
+    all.ok_or_else(|| Error::plan(format!("no plan for all of {workers} workers was found")))?.plan(graph)
 }
 
 /// A hash of what a model consists of: its nodes, their settings as far as shapes show them, and its parameters.

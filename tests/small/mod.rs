@@ -40,8 +40,13 @@ pub fn minibatch(number: u64, n: usize, dtype: DType, device: &Device) -> Result
 
 /// Cuts before the nodes with these names.
 pub fn cut(g: &Graph, names: &[&str]) -> Result<Plan> {
+    cut_on(g, names, &vec![1; names.len() + 1])
+}
+
+/// The same on so many workers for each stage.
+pub fn cut_on(g: &Graph, names: &[&str], replicas: &[usize]) -> Result<Plan> {
     let cuts: Vec<NodeId> = names.iter().map(|n| g.find(n).unwrap_or_else(|| panic!("no node {n}"))).collect();
-    Plan::straight(g, &cuts)
+    Plan::replicated(g, &cuts, replicas)
 }
 
 /// What a run ends with.

@@ -3,7 +3,7 @@ use crate::{
     Context, Error, Result,
     cli::{print, print_json},
     pipeline::{
-        planner::{Judged, Limits, Part, Proposal, judge, plan_compat, plan_replicated},
+        planner::{Judged, Limits, Part, Proposal, judge, plan_compat, plan_replicated, shape_of},
         profile::{CostGraph, NodeCost, Trimmed},
         topology::{Level, Link, Topology},
     },
@@ -84,7 +84,7 @@ pub(super) fn run(args: &super::Args) -> Result<()> {
         time_per_minibatch_s: found.seconds,
         speedup_vs_single: ratio(single, found.seconds),
         speedup_vs_data_parallel: ratio(found.data_parallel_seconds, found.seconds),
-        config: config(&found.stages),
+        config: shape_of(&found.stages),
         stages: named(&whole, &trimmed, &found.stages),
         warmup: found.judged.warm_up.clone(),
         memory_bytes: memory(&topology, &found),
@@ -180,11 +180,6 @@ fn is_published(text: &str) -> bool {
 /// How many times longer a takes than b.
 fn ratio(a: f64, b: f64) -> f64 {
     if a == b { 1.0 } else { a / b }
-}
-
-/// The replicas of each stage, joined by dashes.
-fn config(stages: &[Part]) -> String {
-    stages.iter().map(|s| s.workers.len().to_string()).collect::<Vec<_>>().join("-")
 }
 
 /// The stages by name, what was left out of planning with them.

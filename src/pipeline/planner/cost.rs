@@ -1,8 +1,8 @@
 //! What a plan with replicated stages costs under an asynchronous 1F1B schedule (Narayanan et al., SOSP 2019), and what it holds.
 //!
-//! - A stage of r replicas takes `(F + max(B, S)) / r` seconds per minibatch, F and B on the slowest of them. S is the all-reduce of its gradients, once a round of r
-//!   minibatches: a ring moves `2(r-1)/r` of them over the slowest link among the replicas, in `2(r-1)` messages, while B runs. F of
-//!   the next round reads the weights that it updates, so F hides none of it.
+//! - A stage of r replicas takes `(F + max(B, S)) / r` seconds per minibatch, F and B on the slowest of them. S is the all-reduce of
+//!   its gradients, once a round of r minibatches: a ring moves `2(r-1)/r` of them over the slowest link among the replicas, in
+//!   `2(r-1)` messages, while B runs. F of the next round reads the weights that it updates, so F hides none of it.
 //! - An edge takes as long as the busiest of the links that its messages pass, each way: minibatch j goes from replica `j mod r` to
 //!   replica `j mod r'`, and each worker, and each group of workers, has one link to the others. What is read some stages later counts
 //!   at every cut that it passes. A latency delays messages, but the next one need not wait for it.
@@ -25,6 +25,11 @@ pub struct Part {
     pub nodes: Vec<usize>,
     /// The workers, in any order: minibatch j runs on `workers[j % workers.len()]`.
     pub workers: Vec<usize>,
+}
+
+/// The workers of each stage, joined by dashes: `15-1`.
+pub fn shape_of(stages: &[Part]) -> String {
+    stages.iter().map(|s| s.workers.len().to_string()).collect::<Vec<_>>().join("-")
 }
 
 /// What a plan costs and holds.
@@ -187,7 +192,7 @@ pub(super) fn all_reduce(replicas: usize, bytes: f64, link: Link) -> f64 {
 /// The slowest link that messages among `workers` pass.
 pub(super) fn link_among(topology: &Topology, workers: &[usize]) -> Link {
     let level = workers.iter().filter_map(|&w| topology.between(workers[0], w)).max();
-    level.map_or(Link { latency: 0.0, bandwidth: f64::INFINITY }, |l| topology.slowest(l))
+    level.map_or(Link::FREE, |l| topology.slowest(l))
 }
 
 /// Seconds that a byte of each minibatch keeps the busiest link busy, from a stage on `from` to one on `to`.

@@ -1,13 +1,15 @@
 //! The default planner: stages of any part of the graph, each on any number of neighbouring workers.
 use super::{
     compat::plan_compat,
-    cost::{Judged, Part, judge},
+    cost::{Judged, Part, judge, shape_of},
     cuts::{Cut, cuts},
     sweep::{Caps, Goal, Sweeper, Swept},
 };
 use crate::{
     Error, Result,
+    layers::{Graph, NodeId},
     pipeline::{
+        plan::{Plan, StagePlan},
         profile::CostGraph,
         topology::{Topology, Worker},
     },
@@ -57,12 +59,32 @@ impl Proposal {
 
     /// The replicas of each stage, joined by dashes: `15-1`.
     pub fn shape(&self) -> String {
-        self.stages.iter().map(|s| s.workers.len().to_string()).collect::<Vec<_>>().join("-")
+        shape_of(&self.stages)
     }
 
     /// The workers of all stages.
     pub fn workers(&self) -> usize {
         self.stages.iter().map(|s| s.workers.len()).sum()
+    }
+
+    /// The plan for the model that it was made for ([`CostGraph::of_model`]).
+    ///
+    /// # Errors
+    /// If it is none for it: see [`Plan::new`].
+    pub fn plan(&self, graph: &Graph) -> Result<Plan> {
+        let layers: Vec<NodeId> = graph.layers().collect();
+        let layer = |&n: &usize| {
+            layers.get(n).copied().ok_or_else(|| Error::plan(format!("there is no layer {n} of {}", layers.len())))
+        };
+        let stage = |part: &Part| {
+            let nodes = part.nodes.iter().map(layer).collect::<Result<_>>()?;
+            Ok(StagePlan { nodes, workers: part.workers.clone(), warm_up: None })
+        };
+        let mut stages = self.stages.iter().map(stage).collect::<Result<Vec<StagePlan>>>()?;
+        if let Some(first) = stages.first_mut() {
+            first.nodes.extend((0..graph.nodes().len()).filter(|&n| !graph.is_layer(n)));
+        }
+        Plan::new(graph, stages)
     }
 
     /// Whether it is the better one: faster; else on fewer workers; else with fewer stages; else with less memory.
@@ -131,9 +153,9 @@ impl Proposal {
 ///
 /// Of plans whose times differ by less than one part in 10⁹ it takes the one with fewer workers, then with fewer stages, then the one
 /// whose fullest worker holds the fewest bytes. It is the best of all plans whose stages lie on neighbouring workers (the last one on
-/// the last workers; unequal workers in any order, if there are five at most) if there are no more ways to cut the graph in two than a second suffices for, nearly 2000 for 16 workers; else of those
-/// that cut it along two orders of its nodes. It is never slower than one stage on all workers, or than the published recurrence's plan,
-/// where these keep to the limits.
+/// the last workers; unequal workers in any order, if there are five at most) if there are no more ways to cut the graph in two than a
+/// second suffices for, nearly 2000 for 16 workers; else of those that cut it along two orders of its nodes. It is never slower than
+/// one stage on all workers, or than the published recurrence's plan, where these keep to the limits.
 ///
 /// # Errors
 /// If a limit is none that can be, or no plan keeps to them: then it says what would.
@@ -189,8 +211,8 @@ fn rivals(graph: &CostGraph, topology: &Topology) -> Result<Vec<Proposal>> {
     Ok(rivals)
 }
 
-/// The orders in which workers are given to stages. Of equal ones there is one; of few unequal ones all that differ, of many some: as they
-/// are, and by speed and by memory, either way, with groups left together or not (then the first ones may be left out).
+/// The orders in which workers are given to stages. Of equal ones there is one; of few unequal ones all that differ, of many some: as
+/// they are, and by speed and by memory, either way, with groups left together or not (then the first ones may be left out).
 fn orders(topology: &Topology) -> Vec<Vec<usize>> {
     let all: Vec<usize> = (0..topology.workers()).collect();
     if topology.is_even() {

@@ -1,7 +1,7 @@
 //! The states of the published partitioner: the augmented antichains of a graph.
 use super::bits::Bits;
 use crate::{Error, Result, pipeline::profile::CostGraph};
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 /// A part of the graph that holds with every node all that it depends on: what the stages up to some cut hold.
 pub(super) struct State {
@@ -29,7 +29,7 @@ pub(super) fn states(graph: &CostGraph) -> Result<Vec<State>> {
     let ancestors = ancestors(graph);
     let first = (0..count).find(|&n| graph.sources(n).is_empty()).unwrap_or(0);
     let mut found = vec![ancestors[first].clone()];
-    let mut known: HashMap<Bits, ()> = HashMap::from([(ancestors[first].clone(), ())]);
+    let mut known = HashSet::from([ancestors[first].clone()]);
     let mut at = 0;
     while at < found.len() {
         let next = found[at].iter().flat_map(|n| graph.readers(n)).filter(|&&r| !found[at].has(r));
@@ -41,7 +41,7 @@ pub(super) fn states(graph: &CostGraph) -> Result<Vec<State>> {
             })
             .collect();
         for state in next {
-            if known.insert(state.clone(), ()).is_none() {
+            if known.insert(state.clone()) {
                 found.push(state);
             }
         }
@@ -87,7 +87,7 @@ fn state(graph: &CostGraph, ancestors: &[Bits], nodes: Bits) -> State {
 }
 
 /// Each node and all that it depends on.
-pub(super) fn ancestors(graph: &CostGraph) -> Vec<Bits> {
+fn ancestors(graph: &CostGraph) -> Vec<Bits> {
     let count = graph.nodes().len();
     let mut all = vec![Bits::none(count); count];
     for &n in graph.order() {

@@ -41,7 +41,8 @@ struct Best {
     next: u32,
 }
 
-/// A graph and the workers that it is planned for, in an order. Stages take workers that are neighbours in it, the last stage the last ones.
+/// A graph and the workers that it is planned for, in an order. Stages take workers that are neighbours in it, the last stage the last
+/// ones.
 pub(super) struct Sweeper<'a> {
     pub(super) cuts: &'a [Cut],
     topology: &'a Topology,

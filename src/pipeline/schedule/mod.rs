@@ -23,7 +23,7 @@ pub use kind::{Kind, evaluate, evaluate_for, make, make_for};
 pub use lower::lower;
 pub use prepare::{prepare, prove};
 pub use program::Stream;
-pub use replicas::{Shape, warm_up};
+pub use replicas::{Shape, place_in, warm_up, whose_turn};
 pub use simulate::simulate;
 pub use token::Unexpected;
 pub use verify::verify;
@@ -36,6 +36,9 @@ pub type Version = usize;
 /// The most instructions of a worker that are written out, or gone through before a state repeats. A program with more has a
 /// mistake in its period, and to find out would take minutes and gigabytes.
 const LONGEST: usize = 1 << 22;
+
+/// More micro-batches than any run has: the end of a stream that is not known yet.
+pub const ENDLESS: usize = 1 << 40;
 
 /// What crosses an edge: the value itself, or the gradient on its way back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,5 +1,5 @@
 //! Reading programs: what an instruction touches, and the stream of instructions that a program stands for.
-use super::{Direction, Inst, Link, Message, MicroBatch, Program, Programs, Read, Shape, Wiring};
+use super::{Direction, Inst, Link, Message, MicroBatch, Program, Programs, Read, Shape, Wiring, place_in, whose_turn};
 use crate::{Error, Result};
 
 impl Inst {
@@ -201,14 +201,12 @@ impl Wiring {
 
     /// The worker that works on micro-batch `mb` of a stage.
     pub fn worker(&self, stage: usize, mb: MicroBatch) -> Option<usize> {
-        let on = self.stages.get(stage)?;
-        on.get(mb.checked_rem(on.len())?).copied()
+        whose_turn(self.stages.get(stage)?, mb)
     }
 
     /// Which of the workers of `stage` a worker is: replica k of R, as (k, R).
     pub fn replica(&self, stage: usize, worker: usize) -> Option<(usize, usize)> {
-        let on = self.stages.get(stage)?;
-        Some((on.iter().position(|&w| w == worker)?, on.len()))
+        place_in(self.stages.get(stage)?, worker)
     }
 
     /// The workers that send and receive a message; `None` if it does not exist, or if it stays on its worker.

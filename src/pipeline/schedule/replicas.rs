@@ -82,6 +82,16 @@ impl Shape {
     }
 }
 
+/// Which of the workers of a stage works on micro-batch `mb`: they take turns. `None` if there is no worker.
+pub fn whose_turn(workers: &[usize], mb: MicroBatch) -> Option<usize> {
+    workers.get(mb.checked_rem(workers.len())?).copied()
+}
+
+/// Which of the workers of a stage `worker` is: replica k of R, as (k, R).
+pub fn place_in(workers: &[usize], worker: usize) -> Option<(usize, usize)> {
+    Some((workers.iter().position(|&w| w == worker)?, workers.len()))
+}
+
 /// PipeDream's warm-up, by stage: ⌊(Σ workers from this stage on − 1) / workers of this stage⌋. With one worker a stage that is
 /// p − 1 − r.
 pub fn warm_up(replicas: &[usize]) -> Vec<usize> {

@@ -13,16 +13,11 @@ use crate::{
 use std::collections::BTreeMap;
 
 impl Stage {
-    /// Whether the gradients of B of micro-batch `mb` are all that this worker adds to an update of a stage that others hold too,
-    /// or the last of it, after which there is micro-batch `then` or none.
-    pub fn completes(&self, mb: MicroBatch, then: Option<usize>) -> bool {
-        let Replica { of, .. } = self.replica;
-        of > 1 && self.is_next(mb) && self.early.is_empty() && (self.pace.round > 1 || then.is_none())
-    }
-
-    /// The micro-batch of this worker after `mb`.
-    pub fn after(&self, mb: MicroBatch) -> MicroBatch {
-        mb + self.replica.of
+    /// Whether B of micro-batch `mb` completes what this worker adds to an update of a stage that others hold too. `exists` tells
+    /// which micro-batches there are.
+    pub fn completes(&self, mb: MicroBatch, exists: &dyn Fn(MicroBatch) -> bool) -> bool {
+        let is_last = || self.pace.round > 1 || !exists(mb + self.replica.of);
+        self.is_shared() && self.is_next(mb) && self.early.is_empty() && is_last()
     }
 
     /// Whether other workers hold it too.
@@ -53,13 +48,14 @@ impl Stage {
         let counts: Vec<(MicroBatch, usize)> = (first..=last).filter_map(|mb| Some((mb, samples(mb)?))).collect();
         let mut by: Vec<Vec<MicroBatch>> = vec![Vec::new(); of];
         counts.iter().for_each(|&(mb, _)| by[mb % of].push(mb));
-        let stats = self.stats_apart(&by[self.replica.index])?;
+        let mine = &by[self.replica.index];
+        let stats = self.stats_apart(mine)?;
         let samples = |mb: MicroBatch| counts.iter().find(|c| c.0 == mb).map_or(0, |c| c.1);
         let share = |(mb, grads)| Share { mb, samples: samples(mb), grads };
         let shares: Vec<Share> = if apart {
             std::mem::take(&mut self.early).into_iter().map(share).collect()
         } else {
-            self.first.take().map(|mb| share((mb, std::mem::take(&mut self.grads)))).into_iter().collect()
+            mine.first().map(|&mb| share((mb, std::mem::take(&mut self.grads)))).into_iter().collect()
         };
         let reducer = self.reducer.as_mut().ok_or_else(|| Error::schedule("a reduce on one worker"))?;
         let known = measured.len();

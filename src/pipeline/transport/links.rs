@@ -33,10 +33,7 @@ impl Links {
 
     /// The longest latency and the lowest bandwidth of all; none if there is only one worker.
     pub fn slowest(&self) -> Option<Link> {
-        self.links
-            .iter()
-            .copied()
-            .reduce(|a, b| Link { latency: a.latency.max(b.latency), bandwidth: a.bandwidth.min(b.bandwidth) })
+        self.links.iter().copied().reduce(Link::and)
     }
 }
 
