@@ -142,8 +142,8 @@ impl Reducer {
     }
 
     /// Lays by the buffers that a sum may need beyond those that sums needed so far: how long others hold what was sent depends on
-    /// the clock. With `shares` of each worker and `stats` numbers of each micro-batch.
-    pub fn reserve(&self, shares: usize, stats: usize) {
+    /// the clock. With `shares` of each worker, which are of `micro_batches`, and `stats` numbers of each micro-batch.
+    pub fn reserve(&self, shares: usize, micro_batches: usize, stats: usize) {
         let (pool, others) = (self.device.pool(), self.workers.len() - 1);
         let bytes = |elements: usize| elements * self.dtype.size();
         for bucket in 0..self.buckets.len() {
@@ -157,7 +157,7 @@ impl Reducer {
                 pool.reserve(bytes(slot.shape.iter().product()), 2);
             }
         }
-        let note = (self.slots + shares * (NUMBERS + stats)) * size_of::<f64>();
+        let note = (self.slots + micro_batches * (NUMBERS + stats)) * size_of::<f64>();
         pool.reserve(note, 2 * others + 2);
     }
 

@@ -28,8 +28,9 @@ impl Stage {
     /// Lays by the buffers that sums over other workers may need, for `micro_batches` of each to an update.
     pub fn reserve(&self, micro_batches: usize) {
         if let Some(reducer) = &self.reducer {
-            let shares = if self.replica.apart { micro_batches.div_ceil(self.replica.of) } else { 1 };
-            reducer.reserve(shares, self.state.values().flatten().map(Tensor::len).sum());
+            let each = micro_batches.div_ceil(self.replica.of);
+            let shares = if self.replica.apart { each } else { 1 };
+            reducer.reserve(shares, each, self.state.values().flatten().map(Tensor::len).sum());
         }
     }
 
