@@ -61,17 +61,17 @@ fn costs_are_the_sums_of_the_nodes_and_the_bytes_over_the_links() -> Result<()> 
     let node = |n: usize| NodeCost { forward: n as f64, update: 1.0, ..NodeCost::default() };
     let nodes: Vec<NodeCost> = (0..g.nodes().len()).map(node).collect();
     let link = |a: usize, b: usize| Link { latency: (a + 10 * b) as f64, bandwidth: 2.0 };
-    let found = costs(&g, &plan, &nodes, &link, 5, 1, DType::F32)?;
+    let found = costs(&g, &plan, &nodes, &link, 5, 1, [DType::F32; 2])?;
     for (stage, cost) in plan.stages().iter().zip(&found.stages) {
         assert_eq!(cost.forward, stage.nodes.iter().sum::<usize>() as f64);
         assert_eq!(cost.step, stage.nodes.len() as f64);
     }
     for (edge, cost) in plan.edges().iter().zip(&found.edges) {
-        let [forward, backward] = plan.message_bytes(&g, edge, 5, DType::F32);
+        let [forward, backward] = plan.message_bytes(&g, edge, 5, [DType::F32; 2]);
         assert_eq!((cost.forward, cost.backward), (forward as f64 / 2.0, backward as f64 / 2.0));
         assert_eq!(cost.latency, (edge.from + 10 * edge.to) as f64);
     }
-    assert!(costs(&g, &plan, &nodes[1..], &link, 5, 1, DType::F32).is_err());
+    assert!(costs(&g, &plan, &nodes[1..], &link, 5, 1, [DType::F32; 2]).is_err());
     Ok(())
 }
 

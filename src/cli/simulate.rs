@@ -240,7 +240,7 @@ fn planned(args: &Args, plan: &str) -> Result<Subject> {
         Some(replicas) => plan_shape(&graph, &nodes, link, &replicas?, samples, DType::F32)?.plan,
         None => Plan::load(&graph, plan.as_ref())?,
     };
-    let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, of_an_update, DType::F32)?;
+    let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, of_an_update, [DType::F32; 2])?;
     // As each worker is on a core of its own.
     Ok(Subject {
         shape: plan.shape()?,

@@ -94,6 +94,20 @@ pub(super) struct Args {
     #[arg(long)]
     #[serde(alias = "no-rate-scaling")]
     no_rate_scaling: bool,
+    /// How workers of a stage add up gradients: direct (each part at one worker, 2 steps), halving (2·log R steps), two-level (within
+    /// hosts, then across) or auto: two-level where it sends less across, else direct [default: auto]
+    #[arg(long)]
+    #[serde(alias = "all-reduce")]
+    all_reduce: Option<String>,
+    /// What they send of gradients: none (all of them), bf16 (rounded), or powersgd:RANK (matrices of
+    /// low rank, and what they leave out with the next ones) [default: none]
+    #[arg(long)]
+    #[serde(alias = "compress-gradients")]
+    compress_gradients: Option<String>,
+    /// Values and their gradients travel between stages rounded to bf16
+    #[arg(long)]
+    #[serde(alias = "compress-edges")]
+    compress_edges: bool,
     /// All nine products of every 3×3 convolution, where four would do with a rounding error up to four times as large
     #[arg(long)]
     #[serde(alias = "no-winograd")]
@@ -168,6 +182,9 @@ impl Args {
             threads: self.threads.or(file.threads),
             deterministic: self.deterministic || file.deterministic,
             no_rate_scaling: self.no_rate_scaling || file.no_rate_scaling,
+            all_reduce: self.all_reduce.or(file.all_reduce),
+            compress_gradients: self.compress_gradients.or(file.compress_gradients),
+            compress_edges: self.compress_edges || file.compress_edges,
             no_winograd: self.no_winograd || file.no_winograd,
             watchdog: self.watchdog.or(file.watchdog),
             out: self.out.or(file.out),
@@ -205,6 +222,9 @@ impl Args {
             threads: self.threads.unwrap_or(d.threads),
             deterministic: self.deterministic,
             scale_rate: !self.no_rate_scaling,
+            all_reduce: self.all_reduce.as_deref().map_or(Ok(d.all_reduce), str::parse)?,
+            compress_gradients: self.compress_gradients.as_deref().map_or(Ok(d.compress_gradients), str::parse)?,
+            compress_edges: self.compress_edges,
             winograd: !self.no_winograd,
             plan: match &self.plan {
                 None => PlanChoice::Auto,

@@ -8,7 +8,7 @@ mod plan_text;
 pub mod planner;
 pub mod predict;
 pub mod profile;
-mod reduce;
+pub mod reduce;
 pub mod schedule;
 pub mod stage;
 pub mod status;

@@ -221,9 +221,10 @@ impl Plan {
         Plan { stages: self.stages.clone(), edges: edges.collect() }
     }
 
-    /// The most bytes of data that a message of `edge` holds for `samples` samples a micro-batch: forward, backward.
-    pub fn message_bytes(&self, graph: &Graph, edge: &Edge, samples: usize, float: DType) -> [usize; 2] {
-        let (dtype, shape) = graph.shape(edge.value, samples, float);
+    /// The most bytes of data that a message of `edge` holds for `samples` samples a micro-batch: forward, backward; of a model that
+    /// computes in `float`, where values that have a gradient travel as `wire`.
+    pub fn message_bytes(&self, graph: &Graph, edge: &Edge, samples: usize, [float, wire]: [DType; 2]) -> [usize; 2] {
+        let (dtype, shape) = graph.shape(edge.value, samples, if edge.needs_grad { wire } else { float });
         let bytes = shape.iter().product::<usize>() * dtype.size();
         [bytes, if edge.needs_grad { bytes * edge.stacked() } else { 0 }]
     }

@@ -18,7 +18,8 @@ const ASYNCHRONOUS: usize = 1 << 20;
 const ROUNDS: usize = 16;
 
 /// What the stages and edges of a plan take for micro-batches of `samples` samples, `micro_batches` of which share an update.
-/// `nodes` are what all nodes cost one of them ([`NodeCost::per_micro_batch`]), `link` gives the link between two workers.
+/// `nodes` are what all nodes cost one of them ([`NodeCost::per_micro_batch`]), `link` gives the link between two workers; `types` are
+/// those that the model computes in, and that values which have a gradient travel as.
 ///
 /// # Errors
 /// If the costs are not those of all nodes.
@@ -29,7 +30,7 @@ pub fn costs(
     link: &dyn Fn(usize, usize) -> Link,
     samples: usize,
     micro_batches: usize,
-    dtype: DType,
+    types: [DType; 2],
 ) -> Result<Costs> {
     if nodes.len() != graph.nodes().len() {
         return Err(Error::plan(format!("costs of {} nodes for a model of {}", nodes.len(), graph.nodes().len())));
@@ -59,7 +60,7 @@ pub fn costs(
         let Some(Link { latency, bandwidth }) = slowest(workers(edge.from), workers(edge.to)) else {
             return EdgeCost::default();
         };
-        let [forward, backward] = plan.message_bytes(graph, edge, samples, dtype);
+        let [forward, backward] = plan.message_bytes(graph, edge, samples, types);
         EdgeCost { forward: forward as f64 / bandwidth, backward: backward as f64 / bandwidth, latency }
     };
     Ok(Costs { stages: stages.collect(), edges: plan.edges().iter().map(edge).collect(), ..Costs::default() })

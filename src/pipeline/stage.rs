@@ -89,8 +89,13 @@ impl Stage {
         let graph = setup.graph.clone();
         let weights = Weights::new(&graph, &nodes, &*setup.optimizer, setup.seed, setup.dtype, device)?;
         let reducer = (of > 1)
-            .then(|| Reducer::new(index, &of_plan.workers, me, setup.rounds, &weights.slots(), setup.dtype, device));
-        let replica = Replica { index: me, of, apart: of > 1 && setup.deterministic && !setup.rounds };
+            .then(|| {
+                let hosts: Vec<usize> = of_plan.workers.iter().map(|&w| setup.host(w)).collect();
+                let means = setup.means();
+                Reducer::new((index, &of_plan.workers, me), &hosts, means, &weights.slots(), setup.dtype, device)
+            })
+            .transpose()?;
+        let replica = Replica { index: me, of, apart: of > 1 && setup.keeps_apart() };
         let readers = plan.stages()[0].workers.len();
         let factor = if setup.rounds && setup.scale_rate { of as f64 / readers as f64 } else { 1.0 };
         let pace = Pace { minibatches: 1, round: if setup.rounds { of as u64 } else { 1 }, factor };

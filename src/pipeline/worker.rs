@@ -43,6 +43,8 @@ pub struct Mission {
     pub ports: Arc<[Ports]>,
     /// The most samples of a micro-batch: the size of receive buffers.
     pub samples: usize,
+    /// What values that have a gradient, and their gradients, travel as.
+    pub wire: DType,
     /// Nodes to run; all if `None`.
     pub wanted: Option<Arc<[bool]>>,
     /// Values to be handed out.
@@ -208,7 +210,7 @@ impl<'t> Worker<'t> {
             Inst::Step { stage, keep } => (Spent::Step, self.stage(stage).and_then(|s| s.step(keep))),
             Inst::Free { stage, version } => (Spent::Step, self.stage(stage).and_then(|s| s.free(version))),
             Inst::Post(m) => (Spent::Send, self.post(m, mission)),
-            Inst::Recv(m) => (Spent::Receive, self.receive(m)),
+            Inst::Recv(m) => (Spent::Receive, self.receive(m, mission)),
             Inst::Send(m) => (Spent::Send, self.send(m, mission)),
             Inst::Wait(m) => (Spent::Send, self.wait(m)),
         };
@@ -306,14 +308,15 @@ impl<'t> Worker<'t> {
 
     fn post(&mut self, m: Message, mission: &Mission) -> Result<()> {
         let edge = edge(mission, m)?;
-        let [forward, backward] = mission.plan.message_bytes(&self.graph, edge, mission.samples, self.dtype);
+        let [forward, backward] = 
+            mission.plan.message_bytes(&self.graph, edge, mission.samples, [self.dtype, mission.wire]);
         let (stage, bytes) = if m.direction == Direction::Forward { (edge.from, forward) } else { (edge.to, backward) };
         let ticket = self.transport.post_recv(worker_of(mission, stage, m.mb)?, channel(m), bytes, &self.device)?;
         self.posted.insert(m, ticket);
         Ok(())
     }
 
-    fn receive(&mut self, m: Message) -> Result<()> {
+    fn receive(&mut self, m: Message, mission: &Mission) -> Result<()> {
         let ticket = self.posted.remove(&m).ok_or_else(|| Error::schedule("a receive that was not posted"))?;
         let (header, t) =
             self.transport.wait(ticket)?.ok_or_else(|| Error::transport("a receive without a message"))?;
@@ -324,7 +327,8 @@ impl<'t> Worker<'t> {
                 expected.0, expected.1, expected.2
             )));
         }
-        self.inbox.insert(m, t);
+        let is_rounded = edge(mission, m)?.needs_grad;
+        self.inbox.insert(m, if is_rounded { t.cast(self.dtype)? } else { t });
         Ok(())
     }
 
@@ -333,6 +337,7 @@ impl<'t> Worker<'t> {
         let backward = m.direction == Direction::Backward;
         let (from, to) = if backward { (edge.to, edge.from) } else { (edge.from, edge.to) };
         let t = self.outbox.remove(&m).ok_or_else(|| Error::schedule("a send of what was not computed"))?;
+        let t = if edge.needs_grad { t.cast(mission.wire)? } else { t };
         let header = Header {
             edge: m.edge as u32,
             backward,

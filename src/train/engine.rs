@@ -90,7 +90,7 @@ impl<'t> Engine<'t> {
             let (a, b) = (plan.workers(), transport.size());
             return Err(Error::plan(format!("the plan is for {a} workers, there are {b}")));
         }
-        let setup = recipe.setup();
+        let setup = recipe.setup(Vec::new());
         let rank = transport.rank();
         let mine = || (0..plan.stages().len()).filter(|&s| plan.stages()[s].workers.contains(&rank));
         if device.backend().has_data() {
@@ -210,7 +210,9 @@ impl<'t> Engine<'t> {
     fn mission(&self, mode: Mode) -> Mission {
         let samples = self.recipe.settings.micro_batch();
         let (plan, ports) = (self.plan.clone(), self.ports.clone());
-        Mission { mode, plan, ports, samples, wanted: None, ask: Vec::new() }
+        // What only goes forward is not rounded, so that evaluations do not depend on the cuts.
+        let wire = if mode == Mode::Train { self.recipe.settings.wire() } else { self.recipe.settings.dtype };
+        Mission { mode, plan, ports, samples, wire, wanted: None, ask: Vec::new() }
     }
 
     fn kind(&self) -> Kind {
@@ -286,13 +288,14 @@ impl<'t> Engine<'t> {
     /// depends on the clock, the bound on the schedule.
     pub fn reserve(&mut self) {
         let (graph, dtype) = (&self.recipe.graph, self.recipe.settings.dtype);
-        let samples = self.recipe.settings.micro_batch();
+        let (samples, wire) = (self.recipe.settings.micro_batch(), self.recipe.settings.wire());
         let pool = self.worker.device().pool();
         let mine: Vec<usize> = self.worker.stages().map(|s| s.index()).collect();
         for edge in self.plan.edges().iter().filter(|e| e.from != e.to) {
-            let sizes = self.plan.message_bytes(graph, edge, samples, dtype);
+            let sizes = self.plan.message_bytes(graph, edge, samples, [dtype, dtype]);
+            let rounded = self.plan.message_bytes(graph, edge, samples, [dtype, wire]);
             if mine.contains(&edge.from) || mine.contains(&edge.to) {
-                sizes.iter().for_each(|&bytes| pool.reserve(bytes, self.in_flight + 1));
+                sizes.iter().chain(&rounded).for_each(|&bytes| pool.reserve(bytes, self.in_flight + 1));
             }
         }
         self.worker.stages().for_each(|s| s.reserve(self.recipe.settings.micro_batches));
@@ -399,7 +402,8 @@ impl<'t> Engine<'t> {
         let n = self.feed.add(&minibatch, 0, size, Some(&wanted))?;
         let (programs, _) = schedule::prove(schedule::evaluate_for(&self.shape, n)?, &plan.wiring(false))?;
         let (ports, wanted) = (ports(&plan), Some(wanted.into()));
-        let mission = Mission { mode: Mode::Eval, plan, ports, samples: size, wanted, ask: vec![value] };
+        let wire = self.recipe.settings.dtype;
+        let mission = Mission { mode: Mode::Eval, plan, ports, samples: size, wire, wanted, ask: vec![value] };
         let rank = self.worker.rank();
         worker::run(&mut self.worker, programs.stream(rank), &mission, &mut self.feed)?;
         self.restart()?;

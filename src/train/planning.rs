@@ -2,7 +2,7 @@
 use super::{
     crowding::crowding,
     gather::gather,
-    settings::{PlanChoice, Recipe},
+    settings::{PlanChoice, Recipe, Settings},
 };
 use crate::{
     Error, Result,
@@ -52,9 +52,10 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     };
     device.pool().trim();
     let micro_batches = s.batch.div_ceil(size);
-    let costs: Vec<NodeCost> = profile.at(size)?.iter().map(|c| c.per_micro_batch(micro_batches)).collect();
+    let costs = sent(graph, profile.at(size)?, s).into_iter().map(|c| c.per_micro_batch(micro_batches));
+    let costs: Vec<NodeCost> = costs.collect();
     let slowest = links.as_ref().and_then(Links::slowest).unwrap_or(ASSUMED);
-    let cut = |replicas: &[usize]| planner::plan_shape(graph, &costs, slowest, replicas, size, s.dtype);
+    let cut = |replicas: &[usize]| planner::plan_shape(graph, &costs, slowest, replicas, size, s.wire());
     let plan = match &s.plan {
         PlanChoice::Auto => cut(&vec![1; workers])?.plan,
         PlanChoice::Cuts(names) => {
@@ -71,7 +72,7 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
     let link = |a, b| links.as_ref().and_then(|l| l.between(a, b)).unwrap_or(ASSUMED);
-    let costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, s.dtype)?;
+    let costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, [s.dtype, s.wire()])?;
     let plan = match s.plan {
         PlanChoice::Auto | PlanChoice::Best | PlanChoice::Replicas(_) => {
             predict::warmed_up(s.schedule, plan, &costs, profile.crowding)?
@@ -80,6 +81,16 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     };
     let seconds = predict::seconds_per_minibatch(s.schedule, &plan, &costs, micro_batches, profile.crowding)?;
     Ok(Planning { plan, stage_seconds, samples_per_s: s.batch as f64 / seconds, profile })
+}
+
+/// The costs with the bytes of gradients that workers of a stage really send each other.
+fn sent(graph: &Graph, mut costs: Vec<NodeCost>, s: &Settings) -> Vec<NodeCost> {
+    let size = s.compress_gradients.wire(s.dtype).size();
+    for (cost, node) in costs.iter_mut().zip(graph.nodes()).filter(|(cost, _)| cost.param_bytes > 0) {
+        let shapes = node.params.iter().map(|&p| &graph.params()[p].spec).filter(|spec| spec.trainable);
+        cost.param_bytes = shapes.map(|spec| s.compress_gradients.elements(&spec.shape) * size).sum();
+    }
+    costs
 }
 
 /// The best plan on all of so many workers, any two of which have that link between them.

@@ -3,7 +3,12 @@ use crate::{
     Error, Result,
     layers::Graph,
     optim::Optimizer,
-    pipeline::{plan::Plan, schedule::Kind, stage::Setup},
+    pipeline::{
+        plan::Plan,
+        reduce::{AllReduce, Compression},
+        schedule::Kind,
+        stage::Setup,
+    },
     tensor::{DType, MOST_THREADS},
 };
 use std::{path::PathBuf, sync::Arc};
@@ -45,6 +50,12 @@ pub struct Settings {
     /// Whether the learning rate of a stage on R workers is multiplied by R / the workers of the first stage, where it makes one
     /// update for R minibatches (asynchronous schedules; Narayanan et al. 2019).
     pub scale_rate: bool,
+    /// How the workers of a stage add up their gradients.
+    pub all_reduce: AllReduce,
+    /// What they send of them to each other.
+    pub compress_gradients: Compression,
+    /// Whether values that have a gradient, and their gradients, travel between stages rounded to `BF16`.
+    pub compress_edges: bool,
     /// Whether convolutions may take 4 products for 9: see [`CpuOptions`](crate::tensor::CpuOptions).
     pub winograd: bool,
     /// How the model is cut.
@@ -62,6 +73,9 @@ impl Default for Settings {
             threads: 1,
             deterministic: false,
             scale_rate: true,
+            all_reduce: AllReduce::Auto,
+            compress_gradients: Compression::None,
+            compress_edges: false,
             winograd: true,
             plan: PlanChoice::Auto,
         }
@@ -73,6 +87,11 @@ impl Settings {
     /// asynchronous one.
     pub fn micro_batch(&self) -> usize {
         if self.schedule.is_synchronous() { self.batch.div_ceil(self.micro_batches) } else { self.batch }
+    }
+
+    /// What values that have a gradient travel as between stages.
+    pub fn wire(&self) -> DType {
+        if self.compress_edges { DType::BF16 } else { self.dtype }
     }
 
     /// # Errors
@@ -104,8 +123,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// What every stage has in common.
-    pub fn setup(&self) -> Setup {
+    /// What every stage has in common, on workers that are on these hosts.
+    pub fn setup(&self, hosts: Vec<usize>) -> Setup {
         Setup {
             graph: self.graph.clone(),
             optimizer: self.optimizer.clone(),
@@ -115,6 +134,9 @@ impl Recipe {
             rounds: !self.settings.schedule.is_synchronous(),
             scale_rate: self.settings.scale_rate,
             deterministic: self.settings.deterministic,
+            all_reduce: self.settings.all_reduce,
+            compression: self.settings.compress_gradients,
+            hosts,
         }
     }
 }

@@ -96,7 +96,7 @@ pub fn plan_shape(
     let plan = Plan::replicated(graph, &chosen.iter().map(|&c| layers[c]).collect::<Vec<_>>(), replicas)?;
     let bounds: Vec<usize> = [0].into_iter().chain(chosen.iter().copied()).chain([layers.len()]).collect();
     let edge = |e| {
-        let [forward, backward] = plan.message_bytes(graph, e, samples, dtype);
+        let [forward, backward] = plan.message_bytes(graph, e, samples, [dtype; 2]);
         [link.seconds(forward), if backward > 0 { link.seconds(backward) } else { 0.0 }]
     };
     Ok(Planned {

@@ -65,7 +65,7 @@ impl Stage {
         let posted = reducer.tell(transport, &notes, &by, lengths)?;
         let shared: Vec<usize> = by.iter().map(|m| if apart { m.len() } else { 1 }).collect();
         let rounds = self.pace.round > 1;
-        reducer.sum(transport, shares, &shared)?;
+        reducer.begin(transport, shares, &shared)?;
         let notes = reducer.hear(transport, notes, posted, &by, lengths)?;
         self.grads = reducer.finish(transport, notes.present())?;
         self.pace.minibatches = if rounds { counts.len() as u64 } else { 1 };

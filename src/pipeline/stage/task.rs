@@ -5,6 +5,7 @@ use crate::{
     optim::Optimizer,
     pipeline::{
         plan::{Edge, Plan},
+        reduce::{AllReduce, Compression, Means},
         schedule::{MicroBatch, WeightPolicy},
         transport::Transport,
     },
@@ -107,4 +108,28 @@ pub struct Setup {
     pub scale_rate: bool,
     /// Whether a synchronous run on several workers a stage gives the bits of one worker.
     pub deterministic: bool,
+    /// How the workers of a stage add up their gradients.
+    pub all_reduce: AllReduce,
+    /// What they send of them.
+    pub compression: Compression,
+    /// The host of each worker; one of which nothing is said is on host 0.
+    pub hosts: Vec<usize>,
+}
+
+impl Setup {
+    /// The host of a worker.
+    pub(super) fn host(&self, worker: usize) -> usize {
+        self.hosts.get(worker).copied().unwrap_or(0)
+    }
+
+    /// Whether the gradients of micro-batches stay apart until they are summed over the workers of a stage.
+    pub(super) fn keeps_apart(&self) -> bool {
+        self.deterministic && !self.rounds && !matches!(self.compression, Compression::PowerSgd { .. })
+    }
+
+    /// How gradients are brought together.
+    pub(super) fn means(&self) -> Means {
+        let Setup { all_reduce, compression, rounds: mean, deterministic: in_order, seed, .. } = *self;
+        Means { all_reduce, compression, mean, in_order, seed }
+    }
 }
