@@ -308,7 +308,7 @@ impl<'t> Worker<'t> {
 
     fn post(&mut self, m: Message, mission: &Mission) -> Result<()> {
         let edge = edge(mission, m)?;
-        let [forward, backward] = 
+        let [forward, backward] =
             mission.plan.message_bytes(&self.graph, edge, mission.samples, [self.dtype, mission.wire]);
         let (stage, bytes) = if m.direction == Direction::Forward { (edge.from, forward) } else { (edge.to, backward) };
         let ticket = self.transport.post_recv(worker_of(mission, stage, m.mb)?, channel(m), bytes, &self.device)?;

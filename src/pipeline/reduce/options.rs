@@ -55,9 +55,7 @@ impl AllReduce {
                 let group = |distance: usize| vec![me & !distance, me | distance];
                 Ok((0..count.ilog2()).rev().map(|bit| group(1 << bit)).collect())
             }
-            AllReduce::Halving => {
-                refuse(format!("halving needs stages on 2, 4, 8, … workers, one is on {count}"))
-            }
+            AllReduce::Halving => refuse(format!("halving needs stages on 2, 4, 8, … workers, one is on {count}")),
             AllReduce::TwoLevel if is_two_level => {
                 let mine = groups.into_iter().find(|g| g.contains(&me)).unwrap_or_default();
                 let place = mine.iter().position(|&q| q == me).unwrap_or(0);

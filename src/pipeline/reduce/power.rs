@@ -3,11 +3,7 @@
 //! Of worker w's gradient G as a matrix, and what it could not send before, E: M = G + E. With the sum over workers in every product,
 //! P = M·Q, made orthonormal; then Q = Mᵀ·P, and P·Qᵀ is the gradient. What it leaves of a worker's own M, M − P·(Mᵀ·P)ᵀ, is its E for
 //! the next update. One power iteration an update: Q is where the next one starts.
-use super::{
-    Exchange, Share,
-    options::factors,
-    sums::Sums,
-};
+use super::{Exchange, Share, options::factors, sums::Sums};
 use crate::{
     Error, Result,
     autograd::Grads,

@@ -129,13 +129,7 @@ impl Sums {
 
     /// Sends what belongs to the others of the group of `level` of these parts of this worker's range there, which are as they
     /// travel, and keeps its own.
-    fn send_parts(
-        &mut self,
-        transport: &mut dyn Transport,
-        bucket: usize,
-        level: usize,
-        parts: &[Part],
-    ) -> Result<()> {
+    fn send_parts(&mut self, transport: &mut dyn Transport, bucket: usize, level: usize, parts: &[Part]) -> Result<()> {
         let len = self.ranges(bucket)[level].1;
         let group = &self.levels[level];
         for (place, &q) in group.iter().enumerate() {
@@ -185,8 +179,11 @@ impl Sums {
     fn is_ready(&self, transport: &mut dyn Transport, bucket: usize) -> Result<bool> {
         let Moving { steps, parts, sums, .. } = &self.moving[bucket];
         let level = (*steps).min(self.steps() - 1 - *steps);
-        let tickets: Vec<Ticket> =
-            if *steps < self.levels.len() { parts[level].clone() } else { sums[level].iter().flatten().copied().collect() };
+        let tickets: Vec<Ticket> = if *steps < self.levels.len() {
+            parts[level].clone()
+        } else {
+            sums[level].iter().flatten().copied().collect()
+        };
         for ticket in tickets {
             if !transport.test(ticket)? {
                 return Ok(false);
@@ -261,7 +258,10 @@ impl Sums {
             };
             let (header, sum) = self.peers.received(transport, ticket)?;
             if header.mb != bucket as u64 {
-                return Err(Error::transport(format!("the sum of bucket {bucket} expected, got that of {}", header.mb)));
+                return Err(Error::transport(format!(
+                    "the sum of bucket {bucket} expected, got that of {}",
+                    header.mb
+                )));
             }
             sums.push(sum.cast(self.dtype)?);
         }
@@ -300,7 +300,8 @@ impl Exchange for Sums {
             both(bucket.elements, shares + 2);
             for (group, (_, len)) in self.levels.iter().zip(self.ranges(number)) {
                 // What came, the sum, and the one before that others may still be reading.
-                (0..group.len()).for_each(|place| both(split(len, place, group.len()).1, (group.len() - 1) * shares + 3));
+                (0..group.len())
+                    .for_each(|place| both(split(len, place, group.len()).1, (group.len() - 1) * shares + 3));
                 both(len, 2);
             }
             bucket.slots.iter().for_each(|slot| both(slot.shape.iter().product(), 2));
