@@ -22,39 +22,32 @@ use std::cell::RefCell;
 const REPLICATED: &[(&[&str], &[usize])] =
     &[(&[], &[2]), (&[], &[3]), (&["linear2"], &[2, 1]), (&["linear2"], &[1, 2]), (&["relu1", "linear3"], &[1, 3, 2])];
 
-/// What becomes of the gradients of a round.
-type Combine<'a> = &'a dyn Fn(usize, &[(usize, Tensor)]) -> Result<Tensor>;
+/// Losses, and a hash of the weights.
+type Made = (Vec<f64>, String);
 
-/// The run and its closed form, for numbers of minibatches that no number of workers divides and drains within rounds: weights and losses.
-fn compare(
+/// The closed form and the run, for numbers of minibatches that no number of workers divides and drains within rounds.
+fn both(
     (cuts, replicas): (&[&str], &[usize]),
     compression: Compression,
     all_reduce: AllReduce,
-    new: &dyn Fn() -> Box<dyn Fn(usize, &[(usize, Tensor)]) -> Result<Tensor>>,
-    judge: &dyn Fn(&str, (&[f64], &str), (&[f64], &str)),
-) -> Result<()> {
+    new: &dyn Fn() -> Box<Combine>,
+) -> Result<Vec<[Made; 2]>> {
     let g = small()?;
     let plan = cut_on(&g, cuts, replicas)?;
     let shape = plan.shape()?;
     let reads = |r: usize, j: usize| (j / replicas[r]).saturating_sub(shape.warm_up()[r]);
+    let mut all = Vec::new();
     for (n, drains) in [(2, &[][..]), (13, &[4, 5, 8])] {
         let sizes: Vec<usize> = (0..n).map(|j| SIZE - j % 3).collect();
-        let combine = new();
-        let combine: Combine = &*combine;
-        let case = Case { plan: &plan, opt: &sgd(), sizes: &sizes, drains, reads: &reads, combine };
+        let case = Case { plan: &plan, opt: &sgd(), sizes: &sizes, drains, reads: &reads, combine: &*new() };
         let (losses, weights) = closed_form(&g, &case)?;
         let mut recipe = recipe(g.clone(), sgd(), Kind::PipeDream, SIZE, 8);
         (recipe.settings.compress_gradients, recipe.settings.all_reduce) = (compression, all_reduce);
         let got = train(&recipe, &plan, &sizes, drains, Options::default())?;
-        let got_losses: Vec<f64> = got.losses.iter().map(|l| l.loss).collect();
-        let case = format!("{compression} {all_reduce} on {replicas:?}, {n} minibatches");
-        judge(&case, (&losses, &sha(&g, &weights)?), (&got_losses, &got.sha));
+        let got_losses = got.losses.iter().map(|l| l.loss).collect();
+        all.push([(losses, sha(&g, &weights)?), (got_losses, got.sha)]);
     }
-    Ok(())
-}
-
-fn same_bits(case: &str, expected: (&[f64], &str), got: (&[f64], &str)) {
-    assert_eq!(expected, got, "{case}");
+    Ok(all)
 }
 
 fn rounded(t: &Tensor) -> Result<Tensor> {
@@ -68,7 +61,9 @@ fn rounded_gradients_equal_their_closed_form() -> Result<()> {
             let sent = grads.iter().map(|(n, g)| Ok((*n, rounded(g)?))).collect::<Result<Vec<_>>>()?;
             rounded(&mean(p, &sent)?)
         };
-        compare(plan, Compression::Bf16, AllReduce::Auto, &|| Box::new(combine), &same_bits)?;
+        for [expected, got] in both(plan, Compression::Bf16, AllReduce::Auto, &|| Box::new(combine))? {
+            assert_eq!(expected, got, "{plan:?}");
+        }
     }
     Ok(())
 }
@@ -85,8 +80,12 @@ fn halving_equals_its_closed_form() -> Result<()> {
         let halves = [pair(p, grads, [0, 2])?, pair(p, grads, [1, 3])?];
         mean(p, &halves.into_iter().flatten().collect::<Vec<_>>())
     };
-    compare((&[], &[4]), Compression::None, AllReduce::Halving, &|| Box::new(combine), &same_bits)?;
-    compare((&["linear2"], &[1, 4]), Compression::None, AllReduce::Halving, &|| Box::new(combine), &same_bits)
+    for plan in [(&[][..], &[4][..]), (&["linear2"], &[1, 4])] {
+        for [expected, got] in both(plan, Compression::None, AllReduce::Halving, &|| Box::new(combine))? {
+            assert_eq!(expected, got, "{plan:?}");
+        }
+    }
+    Ok(())
 }
 
 type Matrix = Vec<Vec<f64>>;
@@ -143,7 +142,7 @@ fn powersgd_equals_its_closed_form() -> Result<()> {
             if plan.1[0] == 1 { (1, g.nodes()[g.find("linear2").expect("there")].params[0]) } else { (0, 0) };
         let shapes: Vec<Vec<usize>> = g.params().iter().map(|p| p.spec.shape.clone()).collect();
         let replicas = plan.1[stage];
-        let new = || -> Box<dyn Fn(usize, &[(usize, Tensor)]) -> Result<Tensor>> {
+        let new = || -> Box<Combine> {
             let shapes = shapes.clone();
             // Q and the errors of all workers, by parameter.
             let state = RefCell::new(vec![None::<(Matrix, Vec<Matrix>)>; shapes.len()]);
@@ -176,13 +175,12 @@ fn powersgd_equals_its_closed_form() -> Result<()> {
                 Tensor::from_host(&whole, &shapes[p], grads[0].1.device())
             })
         };
-        let close = |case: &str, (expected, _): (&[f64], &str), (got, _): (&[f64], &str)| {
-            assert_eq!(expected.len(), got.len(), "{case}");
+        for [(expected, _), (got, _)] in both(plan, Compression::PowerSgd { rank }, AllReduce::Auto, &new)? {
+            assert_eq!(expected.len(), got.len(), "{plan:?}");
             for (i, (a, b)) in expected.iter().zip(got).enumerate() {
-                assert!((a - b).abs() <= 1e-8 * a.abs(), "{case}: minibatch {i}: {a} expected, got {b}");
+                assert!((a - b).abs() <= 1e-8 * a.abs(), "{plan:?}: minibatch {i}: {a} expected, got {b}");
             }
-        };
-        compare(plan, Compression::PowerSgd { rank }, AllReduce::Auto, &new, &close)?;
+        }
     }
     Ok(())
 }

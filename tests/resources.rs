@@ -10,6 +10,7 @@ use pipewright::{
     optim::Sgd,
     pipeline::{
         plan::Plan,
+        reduce::Compression,
         schedule::Kind,
         transport::threads::{self, Options},
     },
@@ -191,7 +192,16 @@ fn a_run_that_has_warmed_up_allocates_nothing() -> Result<()> {
 
 #[test]
 fn sums_of_gradients_allocate_nothing_either() -> Result<()> {
-    for (kind, replicas) in [(Kind::PipeDream, vec![2, 1]), (Kind::OneFOneB, vec![1, 2]), (Kind::PipeDream, vec![3])] {
+    let (none, power) = (Compression::None, Compression::PowerSgd { rank: 2 });
+    for (kind, replicas, compress_gradients, compress_edges) in [
+        (Kind::PipeDream, vec![2, 1], none, false),
+        (Kind::OneFOneB, vec![1, 2], none, true),
+        (Kind::PipeDream, vec![3], none, false),
+        (Kind::OneFOneB, vec![2, 1], Compression::Bf16, true),
+        (Kind::PipeDream, vec![2], Compression::Bf16, false),
+        (Kind::PipeDream, vec![1, 2], power, false),
+        (Kind::OneFOneB, vec![3], power, false),
+    ] {
         let data = data::by_name("synthetic:8x8x1:4:1024:50")?;
         let config = ModelConfig { input: Input::Image([8, 8, 1]), classes: 4, width: Some(48) };
         let model = models::by_name("mlp", &config)?;
@@ -200,6 +210,8 @@ fn sums_of_gradients_allocate_nothing_either() -> Result<()> {
             batch: 16,
             micro_batches: 4,
             plan: PlanChoice::Replicas(replicas.clone()),
+            compress_gradients,
+            compress_edges,
             ..Settings::default()
         };
         let report = Trainer::new(model.graph, model.loss, data)
@@ -208,7 +220,8 @@ fn sums_of_gradients_allocate_nothing_either() -> Result<()> {
             .workers(replicas.iter().sum())
             .quiet(true)
             .run()?;
-        assert_eq!(report.pool_misses_after_warmup, 0, "{kind} on {replicas:?}");
+        let case = format!("{kind} on {replicas:?}, gradients {compress_gradients}, edges {compress_edges}");
+        assert_eq!(report.pool_misses_after_warmup, 0, "{case}");
     }
     Ok(())
 }

@@ -30,6 +30,9 @@ pub fn small() -> Result<Graph> {
     g.with_loss(loss)
 }
 
+/// What the workers of a stage make of their gradients of a parameter, each the mean of so many samples.
+pub type Combine = dyn Fn(usize, &[(usize, Tensor)]) -> Result<Tensor>;
+
 /// What a closed form is of.
 pub struct Case<'a> {
     pub plan: &'a Plan,
@@ -40,8 +43,8 @@ pub struct Case<'a> {
     pub drains: &'a [usize],
     /// Which version of stage r's weights minibatch j reads, both counted since the last drain.
     pub reads: &'a dyn Fn(usize, usize) -> usize,
-    /// What the workers of a stage make of their gradients of a parameter, each the mean of so many samples.
-    pub combine: &'a dyn Fn(usize, &[(usize, Tensor)]) -> Result<Tensor>,
+    /// What becomes of the gradients of a round.
+    pub combine: &'a Combine,
 }
 
 /// The mean over all samples, added up in the order of minibatches.
