@@ -3,20 +3,63 @@ use super::pages;
 use bytemuck::{Pod, Zeroable};
 use std::{
     collections::HashMap,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
-/// One cache line: the unit and the alignment of allocation.
+/// Bytes of a cache line: the unit and the alignment of buffers.
+const LINE: usize = 64;
+
+/// What memory is made of. The system gives zeros that take no memory until they are written only where they need not be aligned
+/// more than this.
 #[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+#[repr(C, align(16))]
+struct Piece([u8; PIECE]);
+
+const PIECE: usize = 16;
+
+/// Whole lines of zeros, or of what was written there.
+#[derive(Default)]
+struct Memory(Box<[Piece]>);
+
+impl Memory {
+    /// Of `lines` lines, on huge pages where they are long enough; taken from the system when it is first written.
+    fn new(lines: usize) -> Memory {
+        if lines == 0 {
+            return Memory::default();
+        }
+        // One line more, less a piece, so that as many lines begin at a whole one.
+        let mut pieces = bytemuck::zeroed_slice_box((lines + 1) * (LINE / PIECE) - 1);
+        pages::prefer_huge(&mut pieces);
+        Memory(pieces)
+    }
+
+    fn lines(&self) -> usize {
+        self.0.len() / (LINE / PIECE)
+    }
+
+    /// Where its lines are.
+    fn range(&self) -> Range<usize> {
+        let start = self.0.as_ptr().align_offset(LINE).min(self.0.len());
+        start..start + self.lines() * (LINE / PIECE)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0[self.range()])
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let range = self.range();
+        bytemuck::cast_slice_mut(&mut self.0[range])
+    }
+}
 
 /// Host memory of a tensor, aligned to 64 bytes. Dropped, it returns to its home pool.
 pub struct Buffer {
-    lines: Box<[Line]>,
+    memory: Memory,
     bytes: usize,
     counted: usize,
     home: Option<Arc<Pool>>,
@@ -37,14 +80,14 @@ impl Buffer {
 
     /// Its contents; empty on a device that keeps no data.
     pub fn bytes(&self) -> &[u8] {
-        let all: &[u8] = bytemuck::cast_slice(&self.lines);
+        let all = self.memory.bytes();
         &all[..self.bytes.min(all.len())]
     }
 
     /// Its contents, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let n = self.bytes;
-        let all: &mut [u8] = bytemuck::cast_slice_mut(&mut self.lines);
+        let all = self.memory.bytes_mut();
         let n = n.min(all.len());
         &mut all[..n]
     }
@@ -53,7 +96,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(home) = self.home.take() {
-            home.take_back(std::mem::take(&mut self.lines), self.counted, self.scratch);
+            home.take_back(std::mem::take(&mut self.memory), self.counted, self.scratch);
         }
     }
 }
@@ -72,9 +115,9 @@ pub struct Pool {
 #[derive(Default)]
 struct Waiting {
     /// By their lines.
-    free: HashMap<usize, Vec<Box<[Line]>>>,
+    free: HashMap<usize, Vec<Memory>>,
     /// Memory for kernels while they run, of any size.
-    spare: Vec<Box<[Line]>>,
+    spare: Vec<Memory>,
     /// Bytes of all of them.
     bytes: usize,
 }
@@ -109,12 +152,12 @@ impl Pool {
 
     /// A buffer of `bytes` bytes with unspecified (but initialised) contents.
     pub fn get(self: &Arc<Pool>, bytes: usize) -> Buffer {
-        let lines = size_class(bytes.div_ceil(64));
+        let lines = size_class(bytes.div_ceil(LINE));
         let counted = self.lend(lines);
         if !self.keeps_data {
-            return Buffer { lines: Box::default(), bytes, counted, home: Some(self.clone()), scratch: false };
+            return Buffer { memory: Memory::default(), bytes, counted, home: Some(self.clone()), scratch: false };
         }
-        let reused = if lines == 0 { Some(Box::default()) } else { self.lock().take(lines) };
+        let reused = if lines == 0 { Some(Memory::default()) } else { self.lock().take(lines) };
         let memory = match reused {
             Some(memory) => {
                 self.hits.fetch_add(1, Relaxed);
@@ -122,63 +165,64 @@ impl Pool {
             }
             None => {
                 self.misses.fetch_add(1, Relaxed);
-                zeroed(lines)
+                Memory::new(lines)
             }
         };
-        Buffer { lines: memory, bytes, counted, home: Some(self.clone()), scratch: false }
+        Buffer { memory, bytes, counted, home: Some(self.clone()), scratch: false }
     }
 
     /// Like [`get`](Pool::get), for a kernel while it runs: one piece of memory, as long as the longest need, serves all that run
     /// one after the other.
     pub(crate) fn scratch(self: &Arc<Pool>, bytes: usize) -> Buffer {
-        let lines = bytes.div_ceil(64);
+        let lines = bytes.div_ceil(LINE);
         let counted = self.lend(lines);
         let longest = self.lock().take_longest();
-        let memory = if longest.len() >= lines {
+        let memory = if longest.lines() >= lines {
             self.hits.fetch_add(1, Relaxed);
             longest
         } else {
             self.misses.fetch_add(1, Relaxed);
             // Before the longer one is taken from the system.
             drop(longest);
-            zeroed(lines)
+            Memory::new(lines)
         };
-        Buffer { lines: memory, bytes, counted, home: Some(self.clone()), scratch: true }
+        Buffer { memory, bytes, counted, home: Some(self.clone()), scratch: true }
     }
 
     /// Lays by `count` buffers of `bytes` bytes, for requests that no returned buffer is there for. They take memory from the
     /// system when they are first written.
     pub fn reserve(&self, bytes: usize, count: usize) {
-        let lines = size_class(bytes.div_ceil(64));
+        let lines = size_class(bytes.div_ceil(LINE));
         if lines == 0 || !self.keeps_data {
             return;
         }
-        let spare: Vec<_> = (0..count).map(|_| bytemuck::zeroed_slice_box(lines)).collect();
+        let spare: Vec<_> = (0..count).map(|_| Memory::new(lines)).collect();
         let mut waiting = self.lock();
-        waiting.bytes += lines * 64 * count;
+        waiting.bytes += lines * LINE * count;
         // At the other end than where returned ones are taken from.
         waiting.free.entry(lines).or_default().splice(0..0, spare);
     }
 
     /// Counts `lines` lines as in use; gives their bytes.
     fn lend(&self, lines: usize) -> usize {
-        let counted = lines * 64;
+        let counted = lines * LINE;
         let live = self.live.fetch_add(counted, Relaxed) + counted;
         self.peak.fetch_max(live, Relaxed);
         counted
     }
 
-    fn take_back(&self, lines: Box<[Line]>, counted: usize, scratch: bool) {
+    fn take_back(&self, memory: Memory, counted: usize, scratch: bool) {
         self.live.fetch_sub(counted, Relaxed);
-        if lines.is_empty() {
+        let lines = memory.lines();
+        if lines == 0 {
             return;
         }
         let mut waiting = self.lock();
-        waiting.bytes += lines.len() * 64;
+        waiting.bytes += lines * LINE;
         if scratch {
-            waiting.spare.push(lines);
+            waiting.spare.push(memory);
         } else {
-            waiting.free.entry(lines.len()).or_default().push(lines);
+            waiting.free.entry(lines).or_default().push(memory);
         }
     }
 
@@ -212,28 +256,19 @@ impl Pool {
 
 impl Waiting {
     /// A buffer of `lines` lines, if there is one.
-    fn take(&mut self, lines: usize) -> Option<Box<[Line]>> {
+    fn take(&mut self, lines: usize) -> Option<Memory> {
         let found = self.free.get_mut(&lines).and_then(Vec::pop)?;
-        self.bytes -= lines * 64;
+        self.bytes -= lines * LINE;
         Some(found)
     }
 
     /// The longest memory for kernels; none if there is no such.
-    fn take_longest(&mut self) -> Box<[Line]> {
-        let longest = (0..self.spare.len()).max_by_key(|&i| self.spare[i].len());
+    fn take_longest(&mut self) -> Memory {
+        let longest = (0..self.spare.len()).max_by_key(|&i| self.spare[i].lines());
         let longest = longest.map(|i| self.spare.swap_remove(i)).unwrap_or_default();
-        self.bytes -= longest.len() * 64;
+        self.bytes -= longest.lines() * LINE;
         longest
     }
-}
-
-/// `lines` lines of zeros, on huge pages where they are long enough.
-fn zeroed(lines: usize) -> Box<[Line]> {
-    let mut memory = Vec::with_capacity(lines);
-    // Before the first touch, which takes the pages.
-    pages::prefer_huge(memory.spare_capacity_mut());
-    memory.resize(lines, Line::zeroed());
-    memory.into_boxed_slice()
 }
 
 /// Rounds up to 8 sizes per power of two (at most 12.5 % more), so that nearly equal requests share buffers.

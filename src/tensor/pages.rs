@@ -1,14 +1,12 @@
 //! Huge pages: with pages of 4 KiB a matrix product spends a good part of its time on looking up addresses, and how much depends
 //! on which pages the system happens to give.
-use std::mem::MaybeUninit;
-
 /// The size of a huge page on the machines that we know.
 #[cfg(target_os = "linux")]
 const HUGE: usize = 2 << 20;
 
-/// Asks the system to back memory that was not touched yet with huge pages, as far as whole ones fit in.
+/// Asks the system to back memory that was not written yet with huge pages, as far as whole ones fit in.
 #[cfg(target_os = "linux")]
-pub(super) fn prefer_huge<T>(memory: &mut [MaybeUninit<T>]) {
+pub(super) fn prefer_huge<T>(memory: &mut [T]) {
     let range = memory.as_mut_ptr_range();
     let start = (range.start as usize).next_multiple_of(HUGE);
     let end = range.end as usize / HUGE * HUGE;
@@ -22,4 +20,4 @@ pub(super) fn prefer_huge<T>(memory: &mut [MaybeUninit<T>]) {
 
 /// Other systems decide by themselves.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn prefer_huge<T>(_memory: &mut [MaybeUninit<T>]) {}
+pub(super) fn prefer_huge<T>(_memory: &mut [T]) {}
