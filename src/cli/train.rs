@@ -108,6 +108,10 @@ pub(super) struct Args {
     #[arg(long)]
     #[serde(alias = "compress-edges")]
     compress_edges: bool,
+    /// Asynchronous data parallelism: the gradient of each worker makes an update of its own, without waiting for those of the others;
+    /// for comparison
+    #[arg(long)]
+    asp: bool,
     /// All nine products of every 3×3 convolution, where four would do with a rounding error up to four times as large
     #[arg(long)]
     #[serde(alias = "no-winograd")]
@@ -185,6 +189,7 @@ impl Args {
             all_reduce: self.all_reduce.or(file.all_reduce),
             compress_gradients: self.compress_gradients.or(file.compress_gradients),
             compress_edges: self.compress_edges || file.compress_edges,
+            asp: self.asp || file.asp,
             no_winograd: self.no_winograd || file.no_winograd,
             watchdog: self.watchdog.or(file.watchdog),
             out: self.out.or(file.out),
@@ -225,6 +230,7 @@ impl Args {
             all_reduce: self.all_reduce.as_deref().map_or(Ok(d.all_reduce), str::parse)?,
             compress_gradients: self.compress_gradients.as_deref().map_or(Ok(d.compress_gradients), str::parse)?,
             compress_edges: self.compress_edges,
+            asp: self.asp,
             winograd: !self.no_winograd,
             plan: match &self.plan {
                 None => PlanChoice::Auto,

@@ -9,10 +9,12 @@ mod notes;
 mod options;
 mod peers;
 mod power;
+mod server;
 mod sums;
 
 pub use notes::Notes;
 pub use options::{AllReduce, Compression};
+pub use server::{Held, SLACK, Server};
 
 use super::{
     schedule::MicroBatch,

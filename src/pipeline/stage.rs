@@ -6,7 +6,7 @@ pub use task::{Forward, Measured, Ports, Setup, Task, Wire};
 
 use super::{
     plan::{Edge, Plan},
-    reduce::Reducer,
+    reduce::{Held, Reducer, Server},
     schedule::{MicroBatch, Read, Version, WeightPolicy},
     weights::{Pace, Weights},
 };
@@ -55,6 +55,8 @@ pub struct Stage {
     early: BTreeMap<MicroBatch, Grads>,
     /// With other replicas: their sums.
     reducer: Option<Reducer>,
+    /// Or their updates, where these do not wait for each other.
+    server: Option<Server>,
     /// Where the next update's micro-batches begin.
     update_from: MicroBatch,
     pace: Pace,
@@ -88,22 +90,26 @@ impl Stage {
         let (nodes, of) = (of_plan.nodes.clone(), of_plan.workers.len());
         let graph = setup.graph.clone();
         let weights = Weights::new(&graph, &nodes, &*setup.optimizer, setup.seed, setup.dtype, device)?;
-        let reducer = (of > 1)
+        let place = (index, &of_plan.workers[..], me);
+        let reducer = (of > 1 && !setup.asp)
             .then(|| {
                 let hosts: Vec<usize> = of_plan.workers.iter().map(|&w| setup.host(w)).collect();
                 let means = setup.means();
-                Reducer::new((index, &of_plan.workers, me), &hosts, means, &weights.slots(), setup.dtype, device)
+                Reducer::new(place, &hosts, means, &weights.slots(), setup.dtype, device)
             })
             .transpose()?;
         let replica = Replica { index: me, of, apart: of > 1 && setup.keeps_apart() };
         let readers = plan.stages()[0].workers.len();
         let factor = if setup.rounds && setup.scale_rate { of as f64 / readers as f64 } else { 1.0 };
-        let pace = Pace { minibatches: 1, round: if setup.rounds { of as u64 } else { 1 }, factor };
+        let round = Pace { minibatches: 1, round: if setup.rounds { of as u64 } else { 1 }, factor };
+        let pace = if setup.asp { Pace::default() } else { round };
         let mut state = BTreeMap::new();
         for &n in &nodes {
             let of_node = (0..graph.nodes()[n].state.len()).map(|i| graph.init_state(n, i, setup.dtype, device));
             state.insert(n, of_node.collect::<Result<Vec<_>>>()?);
         }
+        let stats = state.values().flatten().map(Tensor::len).sum();
+        let server = (of > 1 && setup.asp).then(|| Server::new(place, &weights, stats, device));
         Ok(Stage {
             graph,
             index,
@@ -120,6 +126,7 @@ impl Stage {
             next: me,
             early: BTreeMap::new(),
             reducer,
+            server,
             update_from: 0,
             pace,
             stats: BTreeMap::new(),
@@ -163,7 +170,8 @@ impl Stage {
 
     /// The most updates that lay between a gradient's weights and those that it updated.
     pub fn staleness(&self) -> usize {
-        self.staleness
+        let served = self.server.as_ref().map_or(0, Server::staleness);
+        self.staleness.max(served as usize)
     }
 
     /// The pipeline is empty and begins anew with micro-batch 0.
@@ -397,14 +405,18 @@ impl Stage {
             grads
         } else {
             let mut out = self.begin_grads(mb);
-            let reducer = self.reducer.as_mut();
-            let grads = match reducer.zip(wire) {
-                None => f.tape.backward(&seeds, &mut out)?,
-                Some((reducer, Wire { transport, samples })) => {
+            let grads = match (wire, &mut self.reducer, &mut self.server) {
+                (Some(Wire { transport, samples }), Some(reducer), _) => {
                     f.tape.backward_telling(&seeds, &mut out, &mut |slot, grad| {
                         reducer.offer(transport, (mb, samples), slot, grad)
                     })?
                 }
+                (Some(Wire { transport, .. }), None, Some(server)) => {
+                    let mut held = Held { weights: &mut self.weights, optimizer: &*self.optimizer };
+                    let mut serve = |_: usize, _: &Tensor| server.serve(transport, &mut held).map(|_| ());
+                    f.tape.backward_telling(&seeds, &mut out, &mut serve)?
+                }
+                _ => f.tape.backward(&seeds, &mut out)?,
             };
             self.end_grads(mb, out)?;
             grads
@@ -480,8 +492,20 @@ impl Stage {
         if let Some(read) = self.oldest_read.take() {
             self.staleness = self.staleness.max(self.weights.version() - read);
         }
-        let grads = std::mem::take(&mut self.grads);
-        self.weights.step(&*self.optimizer, grads, self.pace, keep)?;
+        if self.server.is_some() {
+            // Each gradient was an update of its own.
+            self.weights.count_update();
+        } else {
+            let grads = std::mem::take(&mut self.grads);
+            self.weights.step(&*self.optimizer, grads, self.pace, keep)?;
+        }
+        self.take_running_stats()?;
+        self.count_versions();
+        Ok(())
+    }
+
+    /// Folds the statistics of micro-batches into the running ones, in their order.
+    fn take_running_stats(&mut self) -> Result<()> {
         for stat in std::mem::take(&mut self.stats).into_values().flatten() {
             let momentum = self.graph.nodes()[stat.node].state[stat.state].momentum;
             let state = self.state.get_mut(&stat.node).and_then(|s| s.get_mut(stat.state));
@@ -490,7 +514,6 @@ impl Stage {
             let change = stat.value.sub(state)?;
             state.axpy(momentum, &change)?;
         }
-        self.count_versions();
         Ok(())
     }
 

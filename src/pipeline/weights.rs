@@ -29,6 +29,18 @@ pub struct Weight {
     trainable: bool,
 }
 
+impl Weight {
+    /// Its gradient slots, one per node that uses it.
+    pub fn slots(&self) -> &[usize] {
+        &self.slots
+    }
+
+    /// Whether gradients change it.
+    pub fn is_learned(&self) -> bool {
+        self.trainable
+    }
+}
+
 /// One node's use of a learned parameter: where its gradient is folded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
@@ -203,27 +215,62 @@ impl Weights {
 
     /// One update of every learned parameter: its gradient is the fold over the nodes that use it, in the order of the graph.
     /// With `keep` the old version stays readable.
-    pub fn step(&mut self, optimizer: &dyn Optimizer, mut grads: Grads, pace: Pace, keep: bool) -> Result<()> {
+    pub fn step(&mut self, optimizer: &dyn Optimizer, grads: Grads, pace: Pace, keep: bool) -> Result<()> {
         let rate = optimizer.rate(self.minibatches) * pace.factor;
         let update = self.minibatches.div_ceil(pace.round);
         if keep {
             self.kept.insert(self.version, self.held.iter().map(|w| w.tensor.clone()).collect());
         }
-        for w in self.held.iter_mut().filter(|w| w.trainable) {
-            let mut sum: Option<Tensor> = None;
-            for g in w.slots.iter().filter_map(|&s| grads.take(s)) {
-                match &mut sum {
-                    None => sum = Some(g),
-                    Some(sum) => sum.accumulate(&g)?,
-                }
-            }
-            if let Some(g) = sum {
+        let grads = self.of_weights(grads)?;
+        for (w, grad) in self.held.iter_mut().zip(grads) {
+            if let Some(g) = grad {
                 optimizer.update(update, rate, &mut w.tensor, &g, &mut w.state).context(|| w.name.clone())?;
             }
         }
         self.version += 1;
         self.minibatches += pace.minibatches;
         Ok(())
+    }
+
+    /// The gradient of each learned parameter: the fold over the nodes that use it, in the order of the graph.
+    pub fn of_weights(&self, mut grads: Grads) -> Result<Vec<Option<Tensor>>> {
+        let of = |w: &Weight| {
+            let mut sum: Option<Tensor> = None;
+            for g in w.slots.iter().filter(|_| w.trainable).filter_map(|&s| grads.take(s)) {
+                match &mut sum {
+                    None => sum = Some(g),
+                    Some(sum) => sum.accumulate(&g)?,
+                }
+            }
+            Ok(sum)
+        };
+        self.held.iter().map(of).collect()
+    }
+
+    /// Update `number` (from 0) of the parameter at this position alone.
+    pub fn update_one(&mut self, at: usize, optimizer: &dyn Optimizer, grad: &Tensor, number: u64) -> Result<()> {
+        let w = self.at(at)?;
+        optimizer.update(number, optimizer.rate(number), &mut w.tensor, grad, &mut w.state).context(|| w.name.clone())
+    }
+
+    /// Another worker has updated the parameter at this position.
+    pub fn replace(&mut self, at: usize, tensor: Tensor) -> Result<()> {
+        self.at(at)?.tensor = tensor;
+        Ok(())
+    }
+
+    /// A parameter and the optimizer's tensors for it.
+    pub fn tensors_mut(&mut self, at: usize) -> impl Iterator<Item = &mut Tensor> {
+        self.held.get_mut(at).into_iter().flat_map(|w| [&mut w.tensor].into_iter().chain(&mut w.state))
+    }
+
+    fn at(&mut self, at: usize) -> Result<&mut Weight> {
+        self.held.get_mut(at).ok_or_else(|| Error::schedule(format!("the stage has no parameter number {at}")))
+    }
+
+    /// Counts an update that was made parameter by parameter.
+    pub fn count_update(&mut self) {
+        self.version += 1;
     }
 
     /// Drops a kept version.

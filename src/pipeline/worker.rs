@@ -356,6 +356,17 @@ impl<'t> Worker<'t> {
         self.transport.wait(ticket).map(|_| ())
     }
 
+    /// All updates of all workers are in the weights: see [`Stage::settle`].
+    pub fn settle(&mut self) -> Result<()> {
+        let start = Instant::now();
+        for stage in self.stages.values_mut() {
+            let others = stage.settle(self.transport)?;
+            self.measured.extend(others);
+        }
+        self.times.add(Spent::Reduce, start);
+        Ok(())
+    }
+
     /// Whether training goes on with the next minibatch: see [`Lead::goes_on`].
     pub fn follow(&mut self, lead: &mut Lead, stop: bool) -> Result<bool> {
         self.status.begin(Doing::only(Operation::Follow));

@@ -2,7 +2,7 @@
 use super::{
     feed::{Minibatch, Pieces},
     gather,
-    settings::Recipe,
+    settings::{Recipe, Settings},
 };
 use crate::{
     Context, Error, Result,
@@ -13,6 +13,7 @@ use crate::{
     pipeline::{
         lead::Lead,
         plan::Plan,
+        reduce::SLACK,
         schedule::{self, Kind, Programs, Shape},
         stage::{Measured, Ports, Stage},
         transport::Transport,
@@ -86,6 +87,10 @@ impl<'t> Engine<'t> {
     /// The worker of `transport`, with the first weights of its stages.
     pub fn new(recipe: Recipe, plan: Plan, device: Device, transport: &'t mut dyn Transport) -> Result<Engine<'t>> {
         recipe.settings.check()?;
+        if recipe.settings.asp && plan.stages().len() > 1 {
+            let n = plan.stages().len();
+            return Err(Error::plan(format!("asp: one stage on all workers expected, the plan has {n} stages")));
+        }
         if plan.workers() != transport.size() {
             let (a, b) = (plan.workers(), transport.size());
             return Err(Error::plan(format!("the plan is for {a} workers, there are {b}")));
@@ -102,7 +107,7 @@ impl<'t> Engine<'t> {
         let replicas = mine().filter_map(|s| plan.replica(s, rank)).collect();
         let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype, replicas);
         let shape = plan.shape()?;
-        let lead = Lead::new(&device, lead(recipe.settings.schedule, &shape))?;
+        let lead = Lead::new(&device, lead(&recipe.settings, &shape))?;
         let worker = Worker::new(recipe.graph.clone(), recipe.settings.dtype, device, transport, stages);
         let (programs, losses) = (HashMap::new(), Vec::new());
         let ports = ports(&plan);
@@ -309,6 +314,7 @@ impl<'t> Engine<'t> {
         let rest: Vec<_> = programs.stream(rank).skip(stream.done).collect();
         let mission = self.mission(Mode::Train);
         worker::run(&mut self.worker, rest, &mission, &mut self.feed).context(|| "drain")?;
+        self.worker.settle().context(|| format!("rank {rank}, drain"))?;
         self.restart()?;
         self.collect(&mut stream);
         Ok(())
@@ -467,12 +473,14 @@ fn ports(plan: &Plan) -> Arc<[Ports]> {
 }
 
 /// How many minibatches before it is run the first worker says so of a minibatch: more than are in flight at once.
-fn lead(kind: Kind, shape: &Shape) -> u64 {
+fn lead(settings: &Settings, shape: &Shape) -> u64 {
     let in_flight =
         shape.replicas().iter().zip(shape.warm_up()).map(|(replicas, warm_up)| replicas * (warm_up + 1)).max();
     let in_flight = in_flight.unwrap_or(1) as u64;
-    match kind.is_synchronous() {
+    match settings.schedule.is_synchronous() {
         true => 1,
+        // A worker is ahead of the others by as many rounds, and one that it has begun.
+        false if settings.asp => shape.workers() as u64 * (SLACK + 2),
         false if shape.is_replicated() => 2 * in_flight + shape.workers() as u64,
         false => in_flight,
     }

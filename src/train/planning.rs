@@ -57,6 +57,7 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let slowest = links.as_ref().and_then(Links::slowest).unwrap_or(ASSUMED);
     let cut = |replicas: &[usize]| planner::plan_shape(graph, &costs, slowest, replicas, size, s.wire());
     let plan = match &s.plan {
+        PlanChoice::Auto | PlanChoice::Best if s.asp => cut(&[workers])?.plan,
         PlanChoice::Auto => cut(&vec![1; workers])?.plan,
         PlanChoice::Cuts(names) => {
             let find = |name: &String| {
@@ -72,7 +73,11 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
     let link = |a, b| links.as_ref().and_then(|l| l.between(a, b)).unwrap_or(ASSUMED);
-    let costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, [s.dtype, s.wire()])?;
+    let mut costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, [s.dtype, s.wire()])?;
+    if s.asp {
+        // Gradients and answers travel beside the next forward pass too.
+        costs.stages.iter_mut().for_each(|stage| stage.reduce = (stage.reduce - stage.forward).max(0.0));
+    }
     let plan = match s.plan {
         PlanChoice::Auto | PlanChoice::Best | PlanChoice::Replicas(_) => {
             predict::warmed_up(s.schedule, plan, &costs, profile.crowding)?

@@ -36,6 +36,7 @@ pub(super) fn identity(recipe: &Recipe, data: &Data, isa: Isa) -> String {
         format!("{INSTRUCTIONS}{isa}"),
         format!("winograd: {}", s.winograd),
         format!("rates scaled by workers: {}", s.scale_rate),
+        format!("updates wait for all workers: {}", !s.asp),
         format!("compression: gradients {}, edges {}", s.compress_gradients, s.wire()),
     ]
     .join("\n")

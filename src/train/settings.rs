@@ -56,6 +56,9 @@ pub struct Settings {
     pub compress_gradients: Compression,
     /// Whether values that have a gradient, and their gradients, travel between stages rounded to `BF16`.
     pub compress_edges: bool,
+    /// Whether the gradient of each worker makes an update of its own, without waiting for those of the others (ASP): data parallelism
+    /// with stale gradients, for comparison.
+    pub asp: bool,
     /// Whether convolutions may take 4 products for 9: see [`CpuOptions`](crate::tensor::CpuOptions).
     pub winograd: bool,
     /// How the model is cut.
@@ -76,6 +79,7 @@ impl Default for Settings {
             all_reduce: AllReduce::Auto,
             compress_gradients: Compression::None,
             compress_edges: false,
+            asp: false,
             winograd: true,
             plan: PlanChoice::Auto,
         }
@@ -103,6 +107,15 @@ impl Settings {
         }
         if self.threads > MOST_THREADS {
             return Err(Error::config(format!("threads: at most {MOST_THREADS} expected, got {}", self.threads)));
+        }
+        let waits = [
+            (self.schedule != Kind::PipeDream, format!("the schedule pipedream expected, got {}", self.schedule)),
+            (self.deterministic, "what it gives depends on the clock, it cannot be deterministic".into()),
+            (self.compress_gradients != Compression::None, "it sends gradients as they are, not compressed".into()),
+            (self.all_reduce != AllReduce::Auto, "it has no all_reduce".into()),
+        ];
+        if let Some((_, why)) = waits.iter().find(|(wrong, _)| self.asp && *wrong) {
+            return Err(Error::config(format!("asp: {why}")));
         }
         if !matches!(self.dtype, DType::F32 | DType::F64) {
             return Err(Error::config(format!("dtype: f32 or f64 expected, got {}", self.dtype)));
@@ -136,6 +149,7 @@ impl Recipe {
             deterministic: self.settings.deterministic,
             all_reduce: self.settings.all_reduce,
             compression: self.settings.compress_gradients,
+            asp: self.settings.asp,
             hosts,
         }
     }

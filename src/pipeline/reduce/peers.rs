@@ -98,6 +98,36 @@ impl Peers {
         Ok(())
     }
 
+    /// Lets go of what was sent so far and is on its way, in order. Never waits.
+    pub fn reap(&mut self, transport: &mut dyn Transport) -> Result<()> {
+        while let Some(&ticket) = self.sends.front() {
+            if !transport.test(ticket)? {
+                break;
+            }
+            self.sends.pop_front();
+            transport.wait(ticket)?;
+        }
+        Ok(())
+    }
+
+    /// Worker `from` of the stage gives all others its tensor in place of theirs.
+    pub fn spread(
+        &mut self,
+        transport: &mut dyn Transport,
+        from: usize,
+        lane: Lane,
+        number: usize,
+        tensor: &mut Tensor,
+    ) -> Result<()> {
+        if from != self.me {
+            let ticket = self.expect(transport, from, lane, (tensor.len(), tensor.dtype()))?;
+            *tensor = self.received(transport, ticket)?.1;
+            return Ok(());
+        }
+        let whole = tensor.contiguous()?;
+        self.others().try_for_each(|q| self.send(transport, q, lane, (number, 0), &whole))
+    }
+
     fn worker(&self, q: usize) -> Result<usize> {
         let worker = self.workers.get(q).copied();
         worker.ok_or_else(|| Error::schedule(format!("stage {} has no worker number {q}", self.stage)))

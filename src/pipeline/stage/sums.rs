@@ -4,7 +4,7 @@ use crate::{
     Error, Result,
     autograd::Stat,
     pipeline::{
-        reduce::{Notes, Share},
+        reduce::{Held, Notes, Server, Share},
         schedule::MicroBatch,
         transport::Transport,
     },
@@ -16,6 +16,9 @@ impl Stage {
     /// Whether B of micro-batch `mb` completes what this worker adds to an update of a stage that others hold too. `exists` tells
     /// which micro-batches there are.
     pub fn completes(&self, mb: MicroBatch, exists: &dyn Fn(MicroBatch) -> bool) -> bool {
+        if self.server.is_some() {
+            return true;
+        }
         let is_last = || self.pace.round > 1 || !exists(mb + self.replica.of);
         self.is_shared() && self.is_next(mb) && self.early.is_empty() && is_last()
     }
@@ -51,6 +54,9 @@ impl Stage {
         counts.iter().for_each(|&(mb, _)| by[mb % of].push(mb));
         let mine = &by[self.replica.index];
         let stats = self.stats_apart(mine)?;
+        if self.server.is_some() {
+            return self.push(transport, mine.first().and_then(|&mb| Some((mb, samples(mb)?))), measured, stats);
+        }
         let samples = |mb: MicroBatch| counts.iter().find(|c| c.0 == mb).map_or(0, |c| c.1);
         let share = |(mb, grads)| Share { mb, samples: samples(mb), grads };
         let shares: Vec<Share> = if apart {
@@ -69,8 +75,52 @@ impl Stage {
         let notes = reducer.hear(transport, notes, posted, &by, lengths)?;
         self.grads = reducer.finish(transport, notes.present())?;
         self.pace.minibatches = if rounds { counts.len() as u64 } else { 1 };
-        self.take_stats(&notes)?;
+        self.take_stats(&notes.stats)?;
         Ok(notes.measured.into_iter().skip(known).collect())
+    }
+
+    /// Reduce without waiting: the gradient of this worker's minibatch, if it has one, goes to the owners of the parameters.
+    fn push(
+        &mut self,
+        transport: &mut dyn Transport,
+        mine: Option<(MicroBatch, usize)>,
+        measured: Vec<Measured>,
+        stats: BTreeMap<MicroBatch, Vec<f64>>,
+    ) -> Result<Vec<Measured>> {
+        let server = self.server.as_mut().ok_or_else(|| Error::schedule("a push on one worker"))?;
+        let mut held = Held { weights: &mut self.weights, optimizer: &*self.optimizer };
+        if let Some((mb, samples)) = mine {
+            let shares = [Share { mb, samples, grads: std::mem::take(&mut self.grads) }];
+            let notes = Notes::new(&shares, measured, stats, server.slots());
+            let [share] = shares;
+            server.push(transport, &mut held, share, &notes)?;
+            self.take_stats(&notes.stats)?;
+        }
+        self.heard()
+    }
+
+    /// What other workers have told of their minibatches.
+    fn heard(&mut self) -> Result<Vec<Measured>> {
+        let heard = self.server.as_mut().map(Server::take_heard).unwrap_or_default();
+        self.take_stats(&heard.stats)?;
+        Ok(heard.measured)
+    }
+
+    /// Where updates do not wait for each other: waits for all of them, until every worker of the stage has the same weights. Returns
+    /// what the loss measured on the other workers.
+    ///
+    /// # Errors
+    /// If another worker fails.
+    pub fn settle(&mut self, transport: &mut dyn Transport) -> Result<Vec<Measured>> {
+        let Some(server) = &mut self.server else { return Ok(Vec::new()) };
+        let mut held = Held { weights: &mut self.weights, optimizer: &*self.optimizer };
+        server.settle(transport, &mut held)?;
+        let measured = self.heard()?;
+        self.take_running_stats()?;
+        if let Some(server) = &mut self.server {
+            server.spread(transport, self.state.values_mut().flatten())?;
+        }
+        Ok(measured)
     }
 
     /// The statistics of these micro-batches as numbers, in the order of nodes and states.
@@ -92,8 +142,8 @@ impl Stage {
     }
 
     /// The other way round: the statistics of all workers' micro-batches.
-    fn take_stats(&mut self, notes: &Notes) -> Result<()> {
-        for (&mb, numbers) in &notes.stats {
+    fn take_stats(&mut self, stats: &BTreeMap<MicroBatch, Vec<f64>>) -> Result<()> {
+        for (&mb, numbers) in stats {
             let (mut rest, mut of_mb) = (numbers.iter().copied(), Vec::new());
             for (&node, states) in &self.state {
                 for (state, like) in states.iter().enumerate() {

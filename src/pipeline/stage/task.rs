@@ -112,6 +112,8 @@ pub struct Setup {
     pub all_reduce: AllReduce,
     /// What they send of them.
     pub compression: Compression,
+    /// Whether the gradient of each worker of a stage makes an update of its own, without waiting for those of the others.
+    pub asp: bool,
     /// The host of each worker; one of which nothing is said is on host 0.
     pub hosts: Vec<usize>,
 }
