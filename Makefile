@@ -4,11 +4,12 @@
 # make bench  times the kernels, and the pipeline of two ranks against one
 # make bench-peers  times matrix products and training steps of seven models beside PyTorch's, if $TORCH_PYTHON names a Python that has it
 # make bench-network  trains on two hosts with slow links (network namespaces; needs root and iproute2), as pipelines and data parallel
+# make bench-accuracy  trains to 90 % accuracy on two hosts with a slow link, by data parallelism and as pipelines
 # make docs   builds the documentation of the library
 # make setup  installs what is missing for the above
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: help setup demo test lint bench bench-peers bench-network docs release
+.PHONY: help setup demo test lint bench bench-peers bench-network bench-accuracy docs release
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -36,6 +37,9 @@ bench-peers: release
 
 bench-network: release
 	@scripts/bench-network.sh
+
+bench-accuracy: release
+	@scripts/bench-accuracy.sh
 
 docs: setup
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features mpi
