@@ -10,7 +10,7 @@ use pipewright::{
     pipeline::{
         plan::Plan,
         planner::Link,
-        predict::{costs, seconds_per_minibatch},
+        predict::{costs, run_of, seconds_per_minibatch},
         profile::{NodeCost, Profile},
         schedule::{
             Kind,
@@ -49,6 +49,33 @@ fn without_messages_the_closed_forms_hold() -> Result<()> {
                 let shared = seconds(Kind::PipeDream, n as f64)?;
                 approx::assert_relative_eq!(shared, (sum + 4.0 * n as f64) / n as f64, max_relative = 1e-9);
             }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn runs_fill_and_drain_the_pipeline_once() -> Result<()> {
+    for stages in 1..=3 {
+        let (plan, costs) = staged(stages)?;
+        let sum: f64 = (1..=stages).map(|s| s as f64 + 5.0).sum();
+        let run = |kind, n| run_of(kind, &plan, &costs, 1, 1.0, n);
+        for n in [1, 2, 7, 256, 257, 5000] {
+            let (seconds, workers) = run(Kind::Sequential, n)?;
+            // One after the other.
+            approx::assert_relative_eq!(seconds, n as f64 * (sum + 4.0), max_relative = 1e-9);
+            for (stage, worker) in workers.iter().enumerate() {
+                approx::assert_relative_eq!(worker.elapsed, n as f64 * (stage as f64 + 10.0), max_relative = 1e-9);
+            }
+            let (seconds, workers) = run(Kind::PipeDream, n)?;
+            // The values of the first minibatch fill the pipeline and the gradients of the last one drain it; between these the last
+            // stage, the slowest, never waits.
+            let forward: f64 = (1..stages).map(|s| s as f64).sum();
+            let backward = 5.0 * (stages - 1) as f64;
+            let whole = forward + n as f64 * (stages as f64 + 9.0) + backward;
+            assert!((whole - seconds).abs() <= 4.0 * 1.0000001, "{stages} {n}: {whole} {seconds}");
+            assert!(n > 1 || stages > 1 || seconds == whole);
+            assert!(workers.iter().all(|w| w.elapsed + w.blocked <= w.end + 1e-6 && w.end <= seconds + 1e-6));
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
 //! The simulator against the golden numbers and closed forms of the published schedules.
-use pipewright::pipeline::schedule::{Kind, Wiring, lower, make, simulate, simulate::Costs};
+use pipewright::pipeline::schedule::{Inst, Kind, Wiring, lower, make, make_for, simulate, simulate::Costs};
 
 fn uniform(kind: Kind, p: usize, m: usize, lowered: bool) -> simulate::Timeline {
     let wiring = Wiring::straight(p);
@@ -80,6 +80,60 @@ fn workers_that_share_cores_slow_each_other_down() {
             assert_eq!(one.workers[0].busy, 3.0 * m as f64);
         }
     }
+}
+
+/// Starts of the forward passes, or of the updates, of a worker.
+fn starts(timeline: &simulate::Timeline, worker: usize, forward: bool) -> Vec<f64> {
+    let wanted = |i: Inst| if forward { matches!(i, Inst::F { .. }) } else { matches!(i, Inst::Step { .. }) };
+    timeline.events.iter().filter(|e| e.worker == worker && wanted(e.inst)).map(|e| e.start).collect()
+}
+
+#[test]
+fn messages_of_one_direction_share_the_link_of_a_worker() {
+    let run = |replicas: &[usize], seconds: [f64; 2], reduce: f64| {
+        let wiring = Wiring::replicated(replicas);
+        let mut costs = Costs::uniform(&wiring, 1.0, 1.0, 1.0);
+        (costs.edges[0].forward, costs.edges[0].backward) = (seconds[0], seconds[1]);
+        costs.stages[0].reduce = reduce;
+        let programs = make_for(Kind::GPipe, &wiring.shape().unwrap(), 2).unwrap().placed(&wiring).unwrap();
+        simulate(&lower(&programs, &wiring).unwrap(), &wiring, &costs).unwrap()
+    };
+    // Values made at 1 and 2 for two workers: out of worker 0 one after the other.
+    let out = run(&[1, 2], [4.0, 0.0], 0.0);
+    assert_eq!([starts(&out, 1, true), starts(&out, 2, true)], [[5.0], [9.0]]);
+    // Both made at 1, on two workers: into worker 2 one after the other.
+    let into = run(&[2, 1], [4.0, 0.0], 0.0);
+    assert_eq!(starts(&into, 2, true), [5.0, 9.0]);
+    // Worker 2 makes gradients at 5 and 7, of which the second waits for the first; a worker's sum takes its turn behind both, and
+    // the two updates come when it is done: 5 + 4, + 4, a backward pass of 2, and the sum.
+    let back = run(&[2, 1], [0.0, 4.0], 3.0);
+    assert_eq!([0, 1].map(|w| starts(&back, w, false)), [[18.0], [18.0]]);
+    // The other direction is free meanwhile: F1 of worker 0 is sent while the gradient of micro-batch 0 comes.
+    let both = |backward| {
+        let wiring = Wiring::straight(2);
+        let mut costs = Costs::uniform(&wiring, 1.0, 1.0, 1.0);
+        (costs.edges[0].forward, costs.edges[0].backward) = (4.0, backward);
+        simulate(&lower(&make(Kind::OneFOneB, 2, 2).unwrap(), &wiring).unwrap(), &wiring, &costs).unwrap()
+    };
+    // F1 arrives at 9 behind F0 while the gradient of 0, made at 8, is under way until 12.
+    assert_eq!(starts(&both(4.0), 1, true), starts(&both(0.0), 1, true));
+}
+
+#[test]
+fn time_is_split_into_passes_waiting_for_messages_and_the_rest() {
+    let wiring = Wiring::replicated(&[1, 2]);
+    let mut costs = Costs::uniform(&wiring, 1.0, 1.0, 1.0);
+    (costs.edges[0].forward, costs.edges[0].backward, costs.edges[0].latency) = (3.0, 0.0, 1.0);
+    costs.stages[1].reduce = 5.0;
+    let programs = make_for(Kind::GPipe, &wiring.shape().unwrap(), 2).unwrap().placed(&wiring).unwrap();
+    let timeline = simulate(&lower(&programs, &wiring).unwrap(), &wiring, &costs).unwrap();
+    // Worker 1 has the value at 1 + 3 + 1 and ends B at 8, worker 2 at 1 + 3 + 3 + 1 and at 11, when both begin the sum.
+    let parts = |w: usize| [timeline.workers[w].elapsed, timeline.workers[w].blocked, timeline.workers[w].end];
+    assert_eq!([parts(1), parts(2)], [[3.0, 5.0, 16.0], [3.0, 8.0, 16.0]]);
+    // Worker 0 does two passes each way; the gradients are there at 9 and 12.
+    let [elapsed, blocked, end] = parts(0);
+    assert_eq!([elapsed, blocked + elapsed, end], [6.0, end, end]);
+    assert_eq!(end, 14.0);
 }
 
 #[test]

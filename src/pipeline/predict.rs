@@ -5,7 +5,7 @@ use super::{
     profile::NodeCost,
     schedule::{
         ENDLESS, Kind, Shape, lower, make_for, prepare, simulate,
-        simulate::{Costs, EdgeCost, StageCost},
+        simulate::{Costs, EdgeCost, StageCost, Timeline, WorkerTime},
     },
 };
 use crate::{Context, Error, Result, layers::Graph, tensor::DType};
@@ -107,24 +107,74 @@ fn seconds_with(
     micro_batches: usize,
     crowding: f64,
 ) -> Result<f64> {
-    let (wiring, workers) = (plan.wiring(true), plan.workers());
     let minibatches = match kind.is_synchronous() {
-        true => 1,
+        true => SYNCHRONOUS,
         false if shape.is_replicated() => ROUNDS * (shape.period() + shape.workers()),
         false => ASYNCHRONOUS,
     };
-    let mut programs = lower(&make_for(kind, shape, micro_batches * minibatches)?.placed(&wiring)?, &wiring)?;
+    let (timeline, turn) = timeline(kind, plan, shape, costs, (micro_batches, minibatches), crowding)?;
+    Ok(turn as f64 * timeline.seconds_per_micro_batch)
+}
+
+/// So many minibatches of so many micro-batches from an empty pipeline to an empty one, and the micro-batches from one minibatch to
+/// the next.
+fn timeline(
+    kind: Kind,
+    plan: &Plan,
+    shape: &Shape,
+    costs: &Costs,
+    (micro_batches, minibatches): (usize, usize),
+    crowding: f64,
+) -> Result<(Timeline, usize)> {
+    let (wiring, workers) = (plan.wiring(true), plan.workers());
+    let written = if kind.is_synchronous() { 1 } else { minibatches };
+    let mut programs = lower(&make_for(kind, shape, micro_batches * written)?.placed(&wiring)?, &wiring)?;
     // Micro-batches from one minibatch to the next. Replicas take turns anew in each, so there may be numbers that none has.
     let mut turn = micro_batches;
     if kind.is_synchronous() {
         // A minibatch is a period.
         turn = micro_batches.next_multiple_of(shape.period());
-        programs.micro_batches = turn * SYNCHRONOUS;
-        programs.workers.iter_mut().for_each(|p| (p.repeats, p.shift) = (SYNCHRONOUS, turn));
+        programs.micro_batches = turn * minibatches;
+        programs.workers.iter_mut().for_each(|p| (p.repeats, p.shift) = (minibatches, turn));
     }
     let cores = (crowding > 1.0).then_some(workers as f64 / crowding);
-    let timeline = simulate(&programs, &wiring, &Costs { cores, ..costs.faster(crowding) })?;
-    Ok(turn as f64 * timeline.seconds_per_micro_batch)
+    Ok((simulate(&programs, &wiring, &Costs { cores, ..costs.faster(crowding) })?, turn))
+}
+
+/// Minibatches beyond which a run is simulated shorter and prolonged by what its second half takes.
+const LONGEST: u64 = 256;
+
+/// Seconds that `minibatches` take from an empty pipeline until it is empty again, and where the time of each worker goes.
+///
+/// # Errors
+/// As for [`seconds_per_minibatch`], or if there is no minibatch.
+pub fn run_of(
+    kind: Kind,
+    plan: &Plan,
+    costs: &Costs,
+    micro_batches: usize,
+    crowding: f64,
+    minibatches: u64,
+) -> Result<(f64, Vec<WorkerTime>)> {
+    let simulated = minibatches.min(LONGEST);
+    let (whole, _) = timeline(kind, plan, &plan.shape()?, costs, (micro_batches, simulated as usize), crowding)?;
+    if simulated == minibatches {
+        return Ok((whole.makespan, whole.workers));
+    }
+    // The pipeline fills and drains once; what lies between repeats itself.
+    let (half, _) = timeline(kind, plan, &plan.shape()?, costs, (micro_batches, (LONGEST / 2) as usize), crowding)?;
+    let more = (minibatches - simulated) as f64 / (LONGEST - LONGEST / 2) as f64;
+    let longer = |long: f64, short: f64| long + more * (long - short);
+    let workers = whole.workers.iter().zip(&half.workers).map(|(a, b)| WorkerTime {
+        busy: longer(a.busy, b.busy),
+        communication: longer(a.communication, b.communication),
+        elapsed: longer(a.elapsed, b.elapsed),
+        blocked: longer(a.blocked, b.blocked),
+        end: longer(a.end, b.end),
+        last: longer(a.last, b.last),
+        ..*a
+    });
+    Ok((longer(whole.makespan, half.makespan), workers.collect()))
 }
 
 /// The most forward passes by which warm-ups are prolonged.

@@ -202,6 +202,8 @@ pub struct Status {
     /// The workers with slots in use, as far as this process knows.
     members: Arc<[usize]>,
     rank: usize,
+    /// Nanoseconds for which the worker was blocked so far, known to its own process only.
+    waited: Arc<AtomicU64>,
 }
 
 impl Status {
@@ -210,7 +212,7 @@ impl Status {
         let (page, members) = (Arc::new(Words::local((n + 1) * SLOT)), (0..n).collect::<Arc<[usize]>>());
         (0..n)
             .map(|rank| {
-                let status = Status { page: page.clone(), members: members.clone(), rank };
+                let status = Status { page: page.clone(), members: members.clone(), rank, waited: Arc::default() };
                 status.enter();
                 status
             })
@@ -242,10 +244,17 @@ impl Status {
 
     /// Runs `wait`, which may block until other workers do something.
     pub(crate) fn blocked<T>(&self, wait: impl FnOnce() -> T) -> T {
-        self.store(BLOCKED, now());
+        let since = now();
+        self.store(BLOCKED, since);
         let result = wait();
         self.store(BLOCKED, 0);
+        self.waited.fetch_add(now().saturating_sub(since), Relaxed);
         result
+    }
+
+    /// Seconds for which the worker, one of this process, was blocked so far.
+    pub(crate) fn waited(&self) -> f64 {
+        self.waited.load(Relaxed) as f64 * 1e-9
     }
 
     /// For how long the worker has been blocked, if it is.

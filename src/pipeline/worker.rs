@@ -64,8 +64,10 @@ pub enum Spent {
     Receive,
     /// Starting receives and sends, and waiting for the end of sends.
     Send,
-    /// Summing gradients over the workers of a stage.
+    /// Summing gradients over the workers of a stage,
     Reduce,
+    /// and waiting for the other workers in it.
+    ReduceWait,
 }
 
 /// Seconds by kind, and the number of instructions.
@@ -92,6 +94,14 @@ impl Times {
 
     fn add(&mut self, kind: Spent, since: Instant) {
         *self.seconds.entry(kind).or_default() += since.elapsed().as_secs_f64();
+    }
+
+    /// Of the seconds that were added to sums `waited` were spent waiting.
+    fn waited_in_sums(&mut self, waited: f64) {
+        let sums = self.seconds.entry(Spent::Reduce).or_default();
+        let waited = waited.min(*sums);
+        *sums -= waited;
+        *self.seconds.entry(Spent::ReduceWait).or_default() += waited;
     }
 }
 
@@ -200,7 +210,7 @@ impl<'t> Worker<'t> {
     pub fn execute(&mut self, inst: Inst, mission: &Mission, feed: &mut dyn Feed) -> Result<()> {
         self.times.instructions += 1;
         self.status.begin(doing(inst, mission));
-        let start = Instant::now();
+        let (start, waited) = (Instant::now(), self.status.waited());
         let (kind, done) = match inst {
             Inst::F { stage, mb, read } => return self.forward(stage, mb, read, mission, feed),
             Inst::B { stage, mb } => (Spent::Compute, self.backward(stage, mb, mission, feed, false)),
@@ -215,6 +225,9 @@ impl<'t> Worker<'t> {
             Inst::Wait(m) => (Spent::Send, self.wait(m)),
         };
         self.times.add(kind, start);
+        if kind == Spent::Reduce {
+            self.times.waited_in_sums(self.status.waited() - waited);
+        }
         done
     }
 
@@ -358,12 +371,13 @@ impl<'t> Worker<'t> {
 
     /// All updates of all workers are in the weights: see [`Stage::settle`].
     pub fn settle(&mut self) -> Result<()> {
-        let start = Instant::now();
+        let (start, waited) = (Instant::now(), self.status.waited());
         for stage in self.stages.values_mut() {
             let others = stage.settle(self.transport)?;
             self.measured.extend(others);
         }
         self.times.add(Spent::Reduce, start);
+        self.times.waited_in_sums(self.status.waited() - waited);
         Ok(())
     }
 

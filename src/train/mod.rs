@@ -10,6 +10,7 @@ mod report;
 mod saving;
 mod session;
 mod settings;
+mod split;
 mod tally;
 mod trainer;
 
@@ -19,4 +20,5 @@ pub use files::{CONFIG, Every, Files};
 pub use report::{EpochReport, Report, StageReport, WorkerReport};
 pub use session::Session;
 pub use settings::{PlanChoice, Recipe, Settings};
+pub use split::{Comparison, Split};
 pub use trainer::{Control, Trainer};

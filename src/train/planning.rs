@@ -3,6 +3,7 @@ use super::{
     crowding::crowding,
     gather::gather,
     settings::{PlanChoice, Recipe, Settings},
+    split::Split,
 };
 use crate::{
     Error, Result,
@@ -13,12 +14,14 @@ use crate::{
         planner::{self, Link},
         predict,
         profile::{CostGraph, NodeCost, Profile},
+        schedule::{Kind, simulate::Costs},
         topology::{Level, Topology},
         transport::{Links, Transport, launcher, measure_links},
     },
     tensor::{Device, Isa},
 };
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 
 /// What was planned, and from what.
 #[derive(Clone, Debug)]
@@ -31,6 +34,32 @@ pub struct Planning {
     pub samples_per_s: f64,
     /// The profile.
     pub profile: Profile,
+    /// Whether it and the links were measured; if not, only ratios of times tell something.
+    pub is_measured: bool,
+    costs: Costs,
+    micro_batches: usize,
+}
+
+impl Planning {
+    /// Seconds of a run that trains on so many minibatches at a stretch, from an empty pipeline to an empty one each, and where the
+    /// time of each worker goes.
+    ///
+    /// # Errors
+    /// If the schedule cannot be made for the plan.
+    pub fn predict(&self, kind: Kind, stretches: &[u64]) -> Result<(f64, Vec<Split>)> {
+        let (mut seconds, mut splits) = (0.0, vec![Split::default(); self.plan.workers()]);
+        let mut by_length = BTreeMap::<u64, f64>::new();
+        stretches.iter().filter(|n| **n > 0).for_each(|&n| *by_length.entry(n).or_default() += 1.0);
+        for (n, times) in by_length {
+            let (takes, workers) =
+                predict::run_of(kind, &self.plan, &self.costs, self.micro_batches, self.profile.crowding, n)?;
+            seconds += times * takes;
+            for (split, worker) in splits.iter_mut().zip(&workers) {
+                *split = split.plus(times, Split::predicted(worker));
+            }
+        }
+        Ok((seconds, splits))
+    }
 }
 
 /// The link assumed where nothing may be measured: shared memory.
@@ -85,7 +114,9 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
         _ => plan,
     };
     let seconds = predict::seconds_per_minibatch(s.schedule, &plan, &costs, micro_batches, profile.crowding)?;
-    Ok(Planning { plan, stage_seconds, samples_per_s: s.batch as f64 / seconds, profile })
+    let samples_per_s = s.batch as f64 / seconds;
+    let is_measured = links.is_some();
+    Ok(Planning { plan, stage_seconds, samples_per_s, profile, is_measured, costs, micro_batches })
 }
 
 /// The costs with the bytes of gradients that workers of a stage really send each other.

@@ -1,4 +1,5 @@
 //! What a run has to say at its end.
+use super::split::{Comparison, Split};
 use crate::{
     aloud::answer,
     layers::Graph,
@@ -59,13 +60,10 @@ pub struct WorkerReport {
     pub stages: Vec<(usize, StageReport)>,
     /// Seconds of training.
     pub seconds: f64,
-    /// Seconds of compute, updates and data of these.
-    pub busy: f64,
-    /// Seconds of waiting for other workers.
-    pub waiting: f64,
-    /// Seconds of starting receives and sends, of waiting for the end of sends, and of summing gradients over the workers of a
-    /// stage.
-    pub sending: f64,
+    /// Where these went.
+    pub split: Split,
+    /// Seconds of waiting for the other workers of a stage in sums of gradients, which are part of its communication.
+    pub sum_waiting: f64,
     /// Instructions done.
     pub instructions: u64,
     /// The most bytes of its pool in use at once.
@@ -99,9 +97,8 @@ impl WorkerReport {
         WorkerReport {
             stages: worker.stages().map(stage).collect(),
             seconds,
-            busy: t.seconds(Spent::Compute) + t.seconds(Spent::Step) + t.seconds(Spent::Data),
-            waiting: t.seconds(Spent::Receive),
-            sending: t.seconds(Spent::Send) + t.seconds(Spent::Reduce),
+            split: Split::measured(t),
+            sum_waiting: t.seconds(Spent::ReduceWait),
             instructions: t.instructions,
             pool_peak_bytes: worker.device().memory().peak_bytes,
             rss_bytes: memory::peak().unwrap_or(0) as usize,
@@ -127,18 +124,24 @@ pub struct Report {
     pub epochs: Vec<EpochReport>,
     /// Samples trained on per second.
     pub samples_per_s: f64,
-    /// What the profile and the plan promised.
+    /// What the profile, the links and the plan promised for a run of this length, all known before it began: filling and draining
+    /// the pipeline count, as they do in what was measured.
     pub predicted_samples_per_s: f64,
+    /// Where each worker's time went, predicted and measured.
+    pub comparison: Comparison,
+    /// If predicted and measured throughput differ much, the likely cause; never where nothing was measured before the run.
+    pub warning: Option<String>,
     /// Time of compute / time in all, over all workers: ideal / actual time.
     pub efficiency: f64,
     /// For each worker, its time of compute / time in all.
     pub busy: Vec<f64>,
     /// Time of waiting for others / time in all, over all workers.
     pub bubble_fraction: f64,
-    /// Time of starting receives and sends and of waiting for the end of sends / time in all, over all workers.
+    /// Time of starting receives and sends, of waiting for the end of sends and of sums of gradients / time in all, over all
+    /// workers.
     pub communication_fraction: f64,
-    /// Microseconds of an instruction that are neither compute nor waiting for another worker, on average over all workers:
-    /// what the runtime and the transport cost.
+    /// Microseconds of an instruction that are neither compute nor waiting for another worker (for a message, or in a sum of
+    /// gradients), on average over all workers: what the runtime and the transport cost.
     pub overhead_us: f64,
     /// The stages.
     pub stages: Vec<StageReport>,
@@ -182,12 +185,15 @@ impl Report {
                 format!("{} nodes{on}, staleness {}, {} versions", s.nodes.len(), s.staleness, s.weight_versions)
             })
             .collect();
+        let warning = self.warning.as_ref().map_or(String::new(), |w| format!("warning         {w}\n"));
         format!(
             "schedule        {} on {} workers: {}\n\
              accuracy        {accuracy}\n\
              throughput      {:.1} samples/s measured, {:.1} predicted ({off:+.1} %)\n\
              efficiency      {:.1} % (ideal / actual time)\n\
              bubble          {:.1} % waiting, {:.1} % communicating, {:.1} µs of overhead an instruction\n\
+             {}\n\
+             {warning}\
              memory per rank {} MB of tensors at most, {} MB in the process\n\
              weights         {}",
             self.schedule,
@@ -199,6 +205,7 @@ impl Report {
             100.0 * self.bubble_fraction,
             100.0 * self.communication_fraction,
             self.overhead_us,
+            self.comparison.table(),
             list(&self.pool_peak_bytes),
             list(&self.rss_bytes),
             &self.weights_sha256[..16.min(self.weights_sha256.len())],

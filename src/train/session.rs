@@ -7,6 +7,7 @@ use super::{
     report::{EpochReport, Report, WorkerReport},
     saving,
     settings::{PlanChoice, Recipe, Settings},
+    split::{Comparison, Split},
     tally::{History, Tally},
 };
 use crate::{
@@ -461,7 +462,7 @@ impl<'t> Session<'t> {
         let total: f64 = all.iter().map(|w| w.seconds).sum();
         let part = |f: fn(&WorkerReport) -> f64| if total > 0.0 { all.iter().map(f).sum::<f64>() / total } else { 0.0 };
         let instructions: u64 = all.iter().map(|w| w.instructions).sum();
-        let overhead = total - all.iter().map(|w| w.busy + w.waiting).sum::<f64>();
+        let overhead = total - all.iter().map(|w| w.split.compute + w.split.waiting + w.sum_waiting).sum::<f64>();
         let mut stages: Vec<_> = all.iter().flat_map(|w| w.stages.clone()).collect();
         stages.sort_by_key(|(s, _)| *s);
         // The most of those who hold a stage.
@@ -473,18 +474,32 @@ impl<'t> Session<'t> {
             s == kept
         });
         let epochs = &tally.history.epochs;
+        let settings = &engine.recipe().settings;
+        let samples_per_s = if tally.seconds > 0.0 { tally.samples as f64 / tally.seconds } else { 0.0 };
+        let (predicted_s, predicted) = self.planning.predict(settings.schedule, &tally.stretches)?;
+        let minibatches = tally.stretches.iter().sum::<u64>();
+        let promised = settings.batch as f64 * minibatches as f64 / predicted_s;
+        let predicted_samples_per_s = if predicted_s > 0.0 { promised } else { self.planning.samples_per_s };
+        let each = |split: &Split| Split::default().plus(1.0 / minibatches.max(1) as f64, *split);
+        let comparison = Comparison {
+            predicted: predicted.iter().map(each).collect(),
+            measured: all.iter().map(|w| each(&w.split)).collect(),
+        };
+        let warning = comparison.warning(samples_per_s, predicted_samples_per_s).filter(|_| self.planning.is_measured);
         let report = Report {
             schedule: engine.recipe().settings.schedule.to_string(),
             workers: all.len(),
             test_accuracy: epochs.last().and_then(|e| e.test_accuracy),
             train_loss: epochs.iter().map(|e| e.train_loss).collect(),
             seconds_per_epoch: epochs.iter().map(|e| e.seconds).collect(),
-            samples_per_s: if tally.seconds > 0.0 { tally.samples as f64 / tally.seconds } else { 0.0 },
-            predicted_samples_per_s: self.planning.samples_per_s,
-            efficiency: part(|w| w.busy),
-            busy: all.iter().map(|w| if w.seconds > 0.0 { w.busy / w.seconds } else { 0.0 }).collect(),
-            bubble_fraction: part(|w| w.waiting),
-            communication_fraction: part(|w| w.sending),
+            samples_per_s,
+            predicted_samples_per_s,
+            comparison,
+            warning,
+            efficiency: part(|w| w.split.compute),
+            busy: all.iter().map(|w| if w.seconds > 0.0 { w.split.compute / w.seconds } else { 0.0 }).collect(),
+            bubble_fraction: part(|w| w.split.waiting),
+            communication_fraction: part(|w| w.split.communication),
             overhead_us: if instructions > 0 { 1e6 * overhead.max(0.0) / instructions as f64 } else { 0.0 },
             stages: stages.into_iter().map(|(_, s)| s).collect(),
             pool_peak_bytes: all.iter().map(|w| w.pool_peak_bytes).collect(),

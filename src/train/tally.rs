@@ -54,6 +54,9 @@ pub(super) struct Tally {
     pub samples: u64,
     /// Without evaluation.
     pub times: Times,
+    /// Minibatches between an empty pipeline and the next, and those since the last one.
+    pub stretches: Vec<u64>,
+    stretch: u64,
     /// Whole minibatches since the last pause or ragged one.
     whole: u64,
     warm_misses: Option<u64>,
@@ -86,6 +89,8 @@ impl Tally {
             seconds: 0.0,
             samples: 0,
             times: Times::default(),
+            stretches: Vec::new(),
+            stretch: 0,
             whole: 0,
             warm_misses: None,
             was_warm: false,
@@ -136,12 +141,14 @@ impl Tally {
     pub fn restart_clock(&mut self) {
         self.since = self.since.map(|_| Instant::now());
         (self.seconds, self.samples, self.times) = (0.0, 0, Times::default());
+        (self.stretches, self.stretch) = (Vec::new(), 0);
     }
 
     /// Training pauses; its last minibatch was `minibatch`.
     pub fn pause(&mut self, minibatch: u64) {
         // What comes in between, such as an evaluation, needs buffers of its own.
         (self.whole, self.warm_misses) = (0, None);
+        self.stretches.extend(Some(std::mem::take(&mut self.stretch)).filter(|n| *n > 0));
         if let Some(since) = self.since.take() {
             let seconds = since.elapsed().as_secs_f64();
             self.seconds += seconds;
@@ -152,6 +159,7 @@ impl Tally {
     /// A minibatch of `samples` samples was given to the pipeline.
     pub fn fed(&mut self, minibatch: u64, samples: usize) {
         self.samples += samples as u64;
+        self.stretch += 1;
         self.sums(self.epoch(minibatch)).samples += samples as u64;
     }
 

@@ -1,8 +1,9 @@
 //! Predicts how long programs take, from the times of their passes and transfers.
 //!
 //! It takes compute-only programs, whose messages follow from the wiring, and lowered ones; without transfer times both give
-//! the same. Sends are buffered. The transfers from one worker to another share a link: its bytes move one message after the
-//! other, latencies overlap. Workers that share cores slow each other down while they compute.
+//! the same. Sends are buffered. Each worker has a link of its own, in and out at once: the messages of a direction, to or from
+//! whichever workers, and the sums of gradients move through it one after the other in the order in which they were sent, latencies
+//! overlap. Workers that share cores slow each other down while they compute.
 mod run;
 
 use super::{Inst, Program, Programs, Wiring};
@@ -89,6 +90,12 @@ pub struct WorkerTime {
     pub busy: f64,
     /// Seconds of waiting for messages under way, and of overhead.
     pub communication: f64,
+    /// Seconds from the start to the end of passes and updates, with what they take longer because others share the cores.
+    pub elapsed: f64,
+    /// Seconds of waiting for the messages that passes need, sent or not.
+    pub blocked: f64,
+    /// Seconds from the start to its last instruction's end: what is neither elapsed nor blocked went to sums, sends and overhead.
+    pub end: f64,
     /// When its first pass begins.
     pub first: f64,
     /// When its last pass or update ends.
@@ -202,6 +209,14 @@ pub fn simulate(programs: &Programs, wiring: &Wiring, costs: &Costs) -> Result<T
         // Of what is not busy in the steady state the same part is communication as before.
         let idle = (timeline.makespan - more - time.busy).max(f64::MIN_POSITIVE);
         time.communication += (more - busy).max(0.0) * time.communication / idle;
+        if time.busy > 0.0 {
+            // Others share the cores as before.
+            let elapsed = (time.elapsed * busy / time.busy).min(more);
+            let rest = (time.end - time.elapsed).max(f64::MIN_POSITIVE);
+            time.blocked += (more - elapsed) * time.blocked / rest;
+            time.elapsed += elapsed;
+        }
+        time.end += more;
         time.busy += busy;
         time.last += more;
     }

@@ -26,7 +26,7 @@ impl Status {
             Some((words, text)) => (words, Identity { path: Some(path), text }),
             None => (Words::local(n), Identity { path: None, text: format!("worker {rank}") }),
         };
-        let status = Status { page: Arc::new(words), members: Arc::new([rank]), rank };
+        let status = Status { page: Arc::new(words), members: Arc::new([rank]), rank, waited: Arc::default() };
         status.enter();
         (status, identity)
     }

@@ -27,18 +27,20 @@ struct Pass {
 struct Meeting {
     /// When each came.
     came: HashMap<usize, f64>,
-    /// How many have gone on, once all were there.
+    /// When the sum is made, once all are there.
+    end: Option<f64>,
+    /// How many have gone on.
     gone: usize,
 }
 
-/// A simulation under way. Between passes each worker is gone through as far as it comes, by its own clock: what it sends may
-/// be under way later than `now`. Only the sender of a link uses it, in the order of its program.
+/// A simulation under way. Workers go on in the order of their clocks, so that messages come to their links in the order in which
+/// they are sent.
 pub(super) struct Run<'a> {
     programs: &'a Programs,
     wiring: &'a Wiring,
     costs: &'a Costs,
     lowered: bool,
-    /// All passes have come as far as this.
+    /// All passes have come as far as this, and no worker that can go on is behind it.
     now: f64,
     passes: Vec<Option<Pass>>,
     clocks: Vec<f64>,
@@ -46,7 +48,8 @@ pub(super) struct Run<'a> {
     times: Vec<WorkerTime>,
     live: Vec<HashSet<(usize, MicroBatch)>>,
     transfers: HashMap<Message, Transfer>,
-    links: HashMap<(usize, usize), f64>,
+    /// When the link of each worker is free: out, and in.
+    free: [Vec<f64>; 2],
     /// By stage and micro-batch.
     reduces: HashMap<(usize, MicroBatch), Meeting>,
     /// Arrivals of sends that were not waited for yet.
@@ -71,7 +74,7 @@ impl<'a> Run<'a> {
             times: vec![WorkerTime::default(); n],
             live: vec![HashSet::new(); n],
             transfers: HashMap::new(),
-            links: HashMap::new(),
+            free: [vec![0.0; n], vec![0.0; n]],
             reduces: HashMap::new(),
             sends: HashMap::new(),
             events: Vec::new(),
@@ -83,7 +86,9 @@ impl<'a> Run<'a> {
         loop {
             let mut moved = false;
             for worker in 0..self.positions.len() {
-                while let (None, Some(inst)) = (self.passes[worker], self.inst(worker)) {
+                while let (None, true, Some(inst)) =
+                    (self.passes[worker], self.clocks[worker] <= self.now, self.inst(worker))
+                {
                     if !self.execute(worker, inst)? {
                         break;
                     }
@@ -103,6 +108,7 @@ impl<'a> Run<'a> {
         }
         let makespan = self.clocks.iter().copied().fold(0.0, f64::max);
         self.events.sort_by_key(|e| e.worker);
+        self.times.iter_mut().zip(&self.clocks).for_each(|(time, &clock)| time.end = clock);
         let seconds_per_micro_batch = self.steady().unwrap_or(makespan / self.programs.micro_batches.max(1) as f64);
         Ok(Timeline { makespan, workers: self.times, seconds_per_micro_batch, events: self.events })
     }
@@ -112,13 +118,16 @@ impl<'a> Run<'a> {
         self.programs.workers[worker].get(self.positions[worker])
     }
 
-    /// Lets the passes go on until one ends or begins, and ends those that do; false if there are none.
+    /// Lets time pass until a pass ends or begins, or a worker is free for its next instruction, and ends the passes that do; false
+    /// if there is nothing of these to come.
     fn advance(&mut self) -> bool {
         let now = self.now;
         let active = self.passes.iter().flatten().filter(|p| p.start <= now).count() as f64;
         let speed = self.costs.cores.map_or(1.0, |cores| (cores / active).min(1.0));
         let until = |p: &Pass| if p.start <= now { now + p.left / speed } else { p.start };
-        let Some(next) = self.passes.iter().flatten().map(until).reduce(f64::min) else { return false };
+        let idle = self.passes.iter().zip(&self.clocks).filter(|(pass, clock)| pass.is_none() && **clock > now);
+        let next = self.passes.iter().flatten().map(until).chain(idle.map(|(_, &clock)| clock)).reduce(f64::min);
+        let Some(next) = next else { return false };
         self.now = next;
         for worker in 0..self.passes.len() {
             let Some(pass) = self.passes[worker].as_mut().filter(|p| p.start <= now) else { continue };
@@ -147,6 +156,7 @@ impl<'a> Run<'a> {
             Inst::Recv(m) => {
                 let Some(transfer) = self.transfers.remove(&m) else { return Ok(false) };
                 self.times[worker].communication += waited(start, transfer);
+                self.times[worker].blocked += (transfer.arrival - start).max(0.0);
                 start.max(transfer.arrival)
             }
             Inst::Send(m) => {
@@ -194,6 +204,7 @@ impl<'a> Run<'a> {
         for m in &needs {
             if let Some(transfer) = self.transfers.remove(m) {
                 self.times[worker].communication += waited(start, transfer);
+                self.times[worker].blocked += (transfer.arrival - start).max(0.0);
                 start = start.max(transfer.arrival);
             }
         }
@@ -224,6 +235,7 @@ impl<'a> Run<'a> {
         }
         time.busy += duration(inst, self.costs).unwrap_or(0.0);
         time.communication += self.costs.overhead;
+        time.elapsed += end - start;
         time.last = end;
         self.events.push(Event { worker, inst, start, end });
         self.clocks[worker] = end + self.costs.overhead;
@@ -256,24 +268,39 @@ impl<'a> Run<'a> {
         if meeting.came.len() < all {
             return None;
         }
-        let begins = meeting.came.values().copied().fold(0.0, f64::max);
+        let takes = self.costs.stages.get(stage)?.reduce;
+        let end = match meeting.end {
+            Some(end) => end,
+            None => {
+                let mut begins = meeting.came.values().copied().fold(0.0, f64::max);
+                let members = &self.wiring.stages[stage];
+                if takes > 0.0 {
+                    // What their links still have to move goes first.
+                    begins = self.free.iter().flat_map(|way| members.iter().map(|&w| way[w])).fold(begins, f64::max);
+                    self.free.iter_mut().for_each(|way| members.iter().for_each(|&w| way[w] = begins + takes));
+                }
+                *meeting.end.insert(begins + takes)
+            }
+        };
         meeting.gone += 1;
         if meeting.gone == all {
             self.reduces.remove(&(stage, mb));
         }
-        let takes = self.costs.stages.get(stage)?.reduce;
         self.times[worker].communication += takes;
-        Some(begins + takes)
+        Some(end)
     }
 
-    /// A message leaves as soon as its link is free.
+    /// A message leaves as soon as the links of both workers are free.
     fn transfer(&mut self, m: Message, sent: f64) -> Transfer {
-        let Some(link) = self.wiring.route(m) else { return Transfer { sent, arrival: sent } };
+        let Some((from, to)) = self.wiring.route(m) else { return Transfer { sent, arrival: sent } };
         let cost = self.costs.edges[m.edge];
         let seconds = if m.direction == Direction::Forward { cost.forward } else { cost.backward };
-        let free = self.links.entry(link).or_insert(0.0);
-        *free = free.max(sent) + seconds;
-        Transfer { sent, arrival: *free + cost.latency }
+        let [out, into] = &mut self.free;
+        let end = if seconds > 0.0 { sent.max(out[from]).max(into[to]) + seconds } else { sent };
+        if seconds > 0.0 {
+            (out[from], into[to]) = (end, end);
+        }
+        Transfer { sent, arrival: end + cost.latency }
     }
 
     /// Notes when a repeat of the first worker's period began.
