@@ -82,18 +82,12 @@ impl Comparison {
         let slower = ratio < 1.0;
         // How much of the difference a part explains: seconds more where the run was slower, less where it was faster.
         let extra = |p: f64, m: f64| if slower { m - p } else { p - m };
-        let parts: [(&str, fn(&Split) -> f64); 2] =
-            [("compute", |s| s.compute), ("communication", |s| s.communication)];
         let both = || self.predicted.iter().zip(&self.measured).enumerate();
-        let mut found: Option<(f64, usize, &str, f64, f64)> = None;
-        for (worker, (p, m)) in both() {
-            for (name, part) in parts {
-                let (p, m) = (part(p), part(m));
-                if found.is_none_or(|f| extra(p, m) > f.0) {
-                    found = Some((extra(p, m), worker, name, p, m));
-                }
-            }
-        }
+        let parts = both().flat_map(|(worker, (p, m))| {
+            let parts = [("compute", p.compute, m.compute), ("communication", p.communication, m.communication)];
+            parts.map(|(name, p, m)| (extra(p, m), worker, name, p, m))
+        });
+        let found = parts.reduce(|a, b| if b.0 > a.0 { b } else { a });
         let waits = both().map(|(worker, (p, m))| (extra(p.waiting, m.waiting), worker, p.waiting, m.waiting));
         let wait = waits.reduce(|a, b| if b.0 > a.0 { b } else { a });
         let whole = self.predicted.iter().map(|s| s.compute + s.communication + s.waiting).fold(0.0, f64::max);
