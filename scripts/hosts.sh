@@ -3,10 +3,11 @@
 # iproute2. All traffic stays inside them.
 #   scripts/hosts.sh up N RATE            makes N hosts on links of RATE, as 300mbit, or `none`
 #   scripts/hosts.sh rate N RATE          changes the rate
-#   scripts/hosts.sh run N PROGRAM ARG…   runs one MPI rank on each of the first N hosts, each on a core of its own while they last
+#   scripts/hosts.sh run N PROGRAM ARG…   runs MPI ranks on the first N hosts, each host on a core of its own while they last
 #   scripts/hosts.sh on K PROGRAM ARG…    runs a program on host K (from 1)
 #   scripts/hosts.sh down N               ends what runs there and removes them
-# Further options of mpirun in $MPIRUN_OPTIONS.
+# $RANKS_PER_HOST (1) ranks run on each host, numbered as $MAP_BY says: by `node` (the default) neighbours are on different hosts, by
+# `slot` on one. Further options of mpirun in $MPIRUN_OPTIONS.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 command=${1:-help}
@@ -86,15 +87,16 @@ case $command in
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     # Ranks are of one session with mpirun, so that those that wait give way to others; long messages leave at once and overlap
     # with compute.
+    each=${RANKS_PER_HOST:-1}
     # shellcheck disable=SC2086
-    ip netns exec pwhost0 mpirun -n "$n" -H "$(seq -s, -f '10.98.0.%g:1' 1 "$n")" --map-by node --bind-to none \
+    ip netns exec pwhost0 mpirun -n $((n * each)) -H "$(seq -s, -f "10.98.0.%g:$each" 1 "$n")" --map-by "${MAP_BY:-node}" --bind-to none \
       --leave-session-attached --mca plm rsh --mca plm_rsh_agent "$agent" --mca plm_rsh_no_tree_spawn 1 \
-      --mca oob_tcp_if_include 10.98.0.0/24 --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include 10.98.0.0/24 \
+      --mca oob_tcp_if_include 10.98.0.0/24 --mca pml ob1 --mca btl tcp,self,vader --mca btl_tcp_if_include 10.98.0.0/24 \
       --mca mpi_yield_when_idle 1 --mca btl_tcp_eager_limit 4194304 --mca btl_tcp_rndv_eager_limit 4194304 \
       --mca btl_tcp_max_send_size 4194304 ${MPIRUN_OPTIONS:-} "$@"
     ;;
   *)
-    sed -n '2,10p' "$0"
+    sed -n '2,11p' "$0"
     exit 2
     ;;
 esac

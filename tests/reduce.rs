@@ -47,6 +47,9 @@ impl Transport for Counting<'_> {
     fn size(&self) -> usize {
         self.inner.size()
     }
+    fn hosts(&self) -> &[usize] {
+        &self.hosts
+    }
     fn status(&self) -> &Status {
         self.inner.status()
     }

@@ -95,7 +95,7 @@ impl<'t> Engine<'t> {
             let (a, b) = (plan.workers(), transport.size());
             return Err(Error::plan(format!("the plan is for {a} workers, there are {b}")));
         }
-        let setup = recipe.setup(Vec::new());
+        let setup = recipe.setup(transport.hosts().to_vec());
         let rank = transport.rank();
         let mine = || (0..plan.stages().len()).filter(|&s| plan.stages()[s].workers.contains(&rank));
         if device.backend().has_data() {

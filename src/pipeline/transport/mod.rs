@@ -35,6 +35,9 @@ pub trait Transport: Send {
     fn rank(&self) -> usize;
     /// The number of workers.
     fn size(&self) -> usize;
+    /// The host of each worker, numbered from 0 in the order of their first workers. Workers of a host are those that can share memory:
+    /// over MPI, whom `MPI_Comm_split_type` with `MPI_COMM_TYPE_SHARED` puts together; threads of a process are all on one.
+    fn hosts(&self) -> &[usize];
     /// This worker's slot on the status page.
     fn status(&self) -> &Status;
     /// Starts sending a contiguous tensor to `to`; its memory is held until it is on its way.

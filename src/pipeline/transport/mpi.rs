@@ -51,6 +51,7 @@ pub struct MpiTransport {
     rank: usize,
     size: usize,
     tags: usize,
+    hosts: Vec<usize>,
     status: Status,
     commands: Sender<Command>,
     replies: Receiver<Reply>,
@@ -68,6 +69,8 @@ struct World {
     rank: usize,
     size: usize,
     tags: usize,
+    /// The lowest of the ranks on the same host.
+    host: usize,
 }
 
 impl MpiTransport {
@@ -93,13 +96,13 @@ impl MpiTransport {
                 Ok(mpi) => mpi,
                 Err(e) => return ready.send(Err(e)).unwrap_or_default(),
             };
-            let world = World { rank: mpi.rank(), size: mpi.size(), tags: mpi.tags() };
+            let world = World { rank: mpi.rank(), size: mpi.size(), tags: mpi.tags(), host: mpi.host() };
             ready.send(Ok(world)).unwrap_or_default();
             Comm::new(mpi, options, inbox, outbox, is_waiting).run();
         };
         let thread = thread::Builder::new().name("communication".into()).spawn(body);
         let thread = thread.map_err(|e| Error::transport(format!("no thread for communication: {e}")))?;
-        let World { rank, size, tags } = begun(&started, faults::watchdog(), launched.rank)??;
+        let World { rank, size, tags, host } = begun(&started, faults::watchdog(), launched.rank)??;
         if launched.size.is_some_and(|n| n != size) {
             return Err(Error::transport(format!(
                 "{} started {:?} ranks, but MPI knows of {size}: is the program linked to another MPI than mpirun's?",
@@ -108,10 +111,18 @@ impl MpiTransport {
         }
         let (open, ended, thread) = (HashSet::new(), HashMap::new(), Some(thread));
         let ((status, identity), next) = (Status::of_job(&launched.job, rank, size), 0);
+        let hosts = Vec::new();
         let mut transport =
-            MpiTransport { rank, size, tags, status, commands, replies, waiting, next, open, ended, thread };
-        let all = transport.all_gather(identity.text.as_bytes())?;
-        transport.status = transport.status.shared_by(&identity, &all);
+            MpiTransport { rank, size, tags, hosts, status, commands, replies, waiting, next, open, ended, thread };
+        let host = host.to_le_bytes();
+        let all = transport.all_gather(&[&host[..], identity.text.as_bytes()].concat())?;
+        let apart = |bytes: &Vec<u8>| {
+            let (host, identity) = bytes.split_at(bytes.len().min(host.len()));
+            (host.to_vec(), identity.to_vec())
+        };
+        let (hosts, identities): (Vec<_>, Vec<_>) = all.iter().map(apart).unzip();
+        transport.hosts = numbered(&hosts);
+        transport.status = transport.status.shared_by(&identity, &identities);
         Ok(Some(transport))
     }
 
@@ -160,6 +171,10 @@ impl Transport for MpiTransport {
 
     fn size(&self) -> usize {
         self.size
+    }
+
+    fn hosts(&self) -> &[usize] {
+        &self.hosts
     }
 
     fn status(&self) -> &Status {
@@ -238,6 +253,18 @@ impl Drop for MpiTransport {
             self.abort(&Error::transport("it left before the end"));
         }
     }
+}
+
+/// Equal names as equal numbers, in the order in which they come first.
+fn numbered(names: &[Vec<u8>]) -> Vec<usize> {
+    let mut known: Vec<&Vec<u8>> = Vec::new();
+    let number = |name| {
+        known.iter().position(|k| *k == name).unwrap_or_else(|| {
+            known.push(name);
+            known.len() - 1
+        })
+    };
+    names.iter().map(number).collect()
 }
 
 /// A launcher that hears of the end forgets what it has not read of our words.

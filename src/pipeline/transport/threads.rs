@@ -32,6 +32,7 @@ pub fn world_with(n: usize, options: Options) -> Vec<ThreadTransport> {
         state: Mutex::new(State { present: vec![true; n], ..State::default() }),
         changed: (0..n).map(|_| Condvar::new()).collect(),
         statuses: Status::local(n),
+        hosts: vec![0; n],
         options,
     });
     (0..n)
@@ -85,6 +86,7 @@ struct World {
     /// One for each worker, so that a message wakes only its receiver.
     changed: Vec<Condvar>,
     statuses: Vec<Status>,
+    hosts: Vec<usize>,
     options: Options,
 }
 
@@ -219,6 +221,10 @@ impl Transport for ThreadTransport {
 
     fn size(&self) -> usize {
         self.world.changed.len()
+    }
+
+    fn hosts(&self) -> &[usize] {
+        &self.world.hosts
     }
 
     fn status(&self) -> &Status {

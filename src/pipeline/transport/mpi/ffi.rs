@@ -26,6 +26,8 @@ pub(super) struct Mpi {
     rank: usize,
     size: usize,
     tags: usize,
+    /// The lowest of the ranks that share memory with this one.
+    host: usize,
     /// Neither `Send` nor `Sync`.
     thread: PhantomData<*const ()>,
 }
@@ -63,6 +65,7 @@ impl Mpi {
             rank: 0,
             size: 0,
             tags: 0,
+            host: 0,
             thread: PhantomData,
         };
         let (world, mut provided, mut rank, mut size) = (mpi.data, 0, 0, 0);
@@ -82,6 +85,7 @@ impl Mpi {
             check(ffi::MPI_Comm_dup(world, &mut mpi.control), "MPI_Comm_dup")?;
         }
         (mpi.rank, mpi.size, mpi.tags) = (index(rank)?, index(size)?, largest_tag(world)?);
+        mpi.host = index(lowest_beside(world, rank)?)?;
         Ok(mpi)
     }
 
@@ -96,6 +100,11 @@ impl Mpi {
     /// The largest tag.
     pub(super) fn tags(&self) -> usize {
         self.tags
+    }
+
+    /// The lowest of the ranks that share memory with this one.
+    pub(super) fn host(&self) -> usize {
+        self.host
     }
 
     /// Ends MPI, on all ranks at once. Nothing may be called afterwards.
@@ -330,6 +339,27 @@ impl<K> Drop for Outstanding<K> {
         let used = self.slots.drain().filter(|(_, slot)| slot.uses > 0);
         used.for_each(|(_, slot)| std::mem::forget(slot.memory));
     }
+}
+
+/// The lowest of the ranks that can share memory with `rank`, which is this one. All ranks call it at once.
+fn lowest_beside(comm: MPI_Comm, rank: c_int) -> Result<c_int> {
+    let mut beside = MaybeUninit::uninit();
+    // SAFETY: a live communicator, constants of the MPI library, and a live place for the result.
+    let code = unsafe {
+        let (shared, none) = (ffi::RSMPI_COMM_TYPE_SHARED, ffi::RSMPI_INFO_NULL);
+        ffi::MPI_Comm_split_type(comm, shared, rank, none, beside.as_mut_ptr())
+    };
+    check(code, "MPI_Comm_split_type")?;
+    let mut lowest = rank;
+    // SAFETY: the call succeeded, so it wrote the communicator, which is freed once. Its first rank is the lowest one, by the order
+    // asked for; it tells the others its number, an integer that lives as long as the call.
+    unsafe {
+        let mut beside = beside.assume_init();
+        let place: *mut c_int = &mut lowest;
+        check(ffi::MPI_Bcast(place.cast(), 1, ffi::RSMPI_INT32_T, 0, beside), "MPI_Bcast")?;
+        check(ffi::MPI_Comm_free(&mut beside), "MPI_Comm_free")?;
+    }
+    Ok(lowest)
 }
 
 /// The largest tag that messages can have.
