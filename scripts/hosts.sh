@@ -4,6 +4,7 @@
 #   scripts/hosts.sh up N RATE            makes N hosts on links of RATE, as 300mbit, or `none`
 #   scripts/hosts.sh rate N RATE          changes the rate
 #   scripts/hosts.sh run N PROGRAM ARG…   runs MPI ranks on the first N hosts, each host on a core of its own while they last
+#   scripts/hosts.sh reach COMMAND ARG…   runs a command, such as an mpirun of one's own, from where it reaches all hosts
 #   scripts/hosts.sh on K PROGRAM ARG…    runs a program on host K (from 1)
 #   scripts/hosts.sh down N               ends what runs there and removes them
 # $RANKS_PER_HOST (1) ranks run on each host, numbered as $MAP_BY says: by `node` (the default) neighbours are on different hosts, by
@@ -77,26 +78,29 @@ case $command in
     shift
     exec ip netns exec "pwhost$host" taskset -c $(((host - 1) % $(nproc))) unshare --uts sh -c "hostname pwhost$host; $*"
     ;;
-  run)
-    n=$1
-    shift
+  reach)
     agent=$(mktemp)
     trap 'rm -f "$agent"' EXIT
     printf '#!/bin/sh\nexec %s ssh "$@"\n' "$here/hosts.sh" > "$agent"
     chmod +x "$agent"
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-    # Ranks are of one session with mpirun, so that those that wait give way to others; long messages leave at once and overlap
-    # with compute.
+    # Ranks are of one session with mpirun, so that those that wait give way to others.
+    export OMPI_MCA_plm=rsh OMPI_MCA_plm_rsh_agent="$agent" OMPI_MCA_plm_rsh_no_tree_spawn=1 OMPI_MCA_orte_leave_session_attached=1
+    ip netns exec pwhost0 "$@"
+    ;;
+  run)
+    n=$1
     each=${RANKS_PER_HOST:-1}
+    shift
+    # Long messages leave at once and overlap with compute.
     # shellcheck disable=SC2086
-    ip netns exec pwhost0 mpirun -n $((n * each)) -H "$(seq -s, -f "10.98.0.%g:$each" 1 "$n")" --map-by "${MAP_BY:-node}" --bind-to none \
-      --leave-session-attached --mca plm rsh --mca plm_rsh_agent "$agent" --mca plm_rsh_no_tree_spawn 1 \
-      --mca oob_tcp_if_include 10.98.0.0/24 --mca pml ob1 --mca btl tcp,self,vader --mca btl_tcp_if_include 10.98.0.0/24 \
-      --mca mpi_yield_when_idle 1 --mca btl_tcp_eager_limit 4194304 --mca btl_tcp_rndv_eager_limit 4194304 \
-      --mca btl_tcp_max_send_size 4194304 ${MPIRUN_OPTIONS:-} "$@"
+    exec "$here/hosts.sh" reach mpirun -n $((n * each)) -H "$(seq -s, -f "10.98.0.%g:$each" 1 "$n")" \
+      --map-by "${MAP_BY:-node}" --bind-to none --mca oob_tcp_if_include 10.98.0.0/24 --mca pml ob1 --mca btl tcp,self,vader \
+      --mca btl_tcp_if_include 10.98.0.0/24 --mca mpi_yield_when_idle 1 --mca btl_tcp_eager_limit 4194304 \
+      --mca btl_tcp_rndv_eager_limit 4194304 --mca btl_tcp_max_send_size 4194304 ${MPIRUN_OPTIONS:-} "$@"
     ;;
   *)
-    sed -n '2,11p' "$0"
+    sed -n '2,12p' "$0"
     exit 2
     ;;
 esac

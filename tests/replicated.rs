@@ -487,6 +487,9 @@ fn topology_files_say_what_is_wrong() -> Result<()> {
     assert!(even.is_even());
     let uneven = Topology::from_text(&format!("{text}[[worker]]\nspeed = 2.0\n[[worker]]\nmemory = 1e9\n"))?;
     assert!(!uneven.is_even());
+    for topology in [&even, &uneven] {
+        assert_eq!(Topology::from_text(&topology.to_text())?, *topology);
+    }
     assert_eq!(uneven.worker(0), Worker { speed: 2.0, ..Worker::default() });
     assert_eq!(uneven.worker(1), Worker { memory: 1e9, ..Worker::default() });
     for (text, words) in [

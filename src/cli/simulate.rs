@@ -237,7 +237,7 @@ fn planned(args: &Args, plan: &str) -> Result<Subject> {
     let nodes: Vec<NodeCost> = profile.at(samples)?.iter().map(|c| c.per_micro_batch(of_an_update)).collect();
     let link = link(args, Link { latency: 1e-6, bandwidth: 5e9 })?;
     let plan = match replicas_of_shape(plan) {
-        Some(replicas) => plan_shape(&graph, &nodes, link, &replicas?, samples, DType::F32)?.plan,
+        Some(replicas) => plan_shape(&graph, &nodes, &|_, _| link, &replicas?, samples, DType::F32)?.plan,
         None => Plan::load(&graph, plan.as_ref())?,
     };
     let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, of_an_update, [DType::F32; 2])?;

@@ -9,27 +9,28 @@ use std::collections::VecDeque;
 /// Far from the channels of edges, which are numbered from 0, and below the largest tag that every MPI has.
 const CHANNEL: Channel = Channel(16_382);
 
-/// Words that may still be on their way to each of the others before the first worker waits for the oldest. It is never that far
+/// Words that may still be on their way to each of the others before the leader waits for the oldest. It is never that far
 /// ahead: it has no more minibatches in flight than there are stages.
 const UNDER_WAY: usize = 64;
 
-/// Before each minibatch the first worker says to every other whether the minibatch `ahead` minibatches later is run. So the
+/// One worker leads, of the first stage: it is ahead of all others. Before each minibatch it says to every other whether the minibatch `ahead` minibatches later is run. So the
 /// others have that word long before they need it, and nobody waits for it; the run ends `ahead` minibatches after it was told
 /// to stop. `ahead` should be the number of minibatches that are in flight at once.
 ///
-/// The other way every worker says to the first one, before each minibatch, whether it was told to stop itself. The first worker
-/// listens `ahead` minibatches later, when that word must have come.
+/// The other way every worker says to the leader, before each minibatch, whether it was told to stop itself. The leader listens
+/// `ahead` minibatches later, when that word must have come.
 pub struct Lead {
     device: Device,
+    leader: usize,
     ahead: u64,
     /// Minibatches asked for.
     asked: u64,
-    /// Words of the first worker that were received, or sent.
+    /// Words of the leader that were received, or sent.
     words: u64,
-    /// On the first worker: words of each of the others that were received, and the receives of the next ones if they were posted.
+    /// On the leader: words of each of the others that were received, and the receives of the next ones if they were posted.
     heard: u64,
     posted: Vec<Ticket>,
-    /// Whether one of them, always the last, was to stop; on the first worker: before which of the minibatches asked for.
+    /// Whether one of them, always the last, was to stop; on the leader: before which of the minibatches asked for.
     stop: Option<u64>,
     /// Sends that may not have ended, oldest first.
     sent: VecDeque<Ticket>,
@@ -38,15 +39,16 @@ pub struct Lead {
 }
 
 impl Lead {
-    /// Of a run in which nothing was asked for yet. All workers must give the same `ahead`.
+    /// Of a run in which nothing was asked for yet. All workers must give the same `leader` and `ahead`.
     ///
     /// # Errors
     /// If the device has no memory.
-    pub fn new(device: &Device, ahead: u64) -> Result<Lead> {
+    pub fn new(device: &Device, leader: usize, ahead: u64) -> Result<Lead> {
         let word = |go: u8| Tensor::from_host(&[go], &[1], device);
         let tensors = [word(0)?, word(1)?];
         Ok(Lead {
             device: device.clone(),
+            leader,
             ahead,
             asked: 0,
             words: 0,
@@ -66,8 +68,8 @@ impl Lead {
     pub fn goes_on(&mut self, transport: &mut dyn Transport, stop: bool) -> Result<bool> {
         let number = self.asked;
         self.asked += 1;
-        if transport.rank() > 0 {
-            self.send(transport, 0, number, !stop)?;
+        if transport.rank() != self.leader {
+            self.send(transport, self.leader, number, !stop)?;
             // Of the first ones nobody says anything: they are run.
             if number >= self.ahead {
                 self.receive(transport)?;
@@ -81,12 +83,18 @@ impl Lead {
         }
         if self.stop.is_none() {
             self.stop = stop.then_some(number + self.ahead);
-            for to in 1..transport.size() {
+            for to in self.others(transport) {
                 self.send(transport, to, self.words, self.stop.is_none())?;
             }
             self.words += 1;
         }
         Ok(self.stop.is_none_or(|at| number < at))
+    }
+
+    /// On the leader: all other workers.
+    fn others(&self, transport: &dyn Transport) -> impl Iterator<Item = usize> + use<> {
+        let leader = self.leader;
+        (0..transport.size()).filter(move |&w| w != leader)
     }
 
     fn send(&mut self, transport: &mut dyn Transport, to: usize, mb: u64, go: bool) -> Result<()> {
@@ -100,7 +108,7 @@ impl Lead {
     /// Posts the receives of the next word of each of the others, if they are not.
     fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
         if self.posted.is_empty() {
-            for from in 1..transport.size() {
+            for from in self.others(transport) {
                 self.posted.push(transport.post_recv(from, CHANNEL, 1, &self.device)?);
             }
         }
@@ -111,8 +119,8 @@ impl Lead {
     fn hear(&mut self, transport: &mut dyn Transport) -> Result<bool> {
         self.post(transport)?;
         let mut stop = false;
-        for (i, ticket) in std::mem::take(&mut self.posted).into_iter().enumerate() {
-            stop |= !self.word(transport, ticket, 1 + i, self.heard)?;
+        for (from, ticket) in self.others(transport).zip(std::mem::take(&mut self.posted)) {
+            stop |= !self.word(transport, ticket, from, self.heard)?;
         }
         self.heard += 1;
         Ok(stop)
@@ -132,8 +140,8 @@ impl Lead {
         if self.stop.is_some() {
             return Ok(());
         }
-        let ticket = transport.post_recv(0, CHANNEL, 1, &self.device)?;
-        let goes_on = self.word(transport, ticket, 0, self.words)?;
+        let ticket = transport.post_recv(self.leader, CHANNEL, 1, &self.device)?;
+        let goes_on = self.word(transport, ticket, self.leader, self.words)?;
         self.words += 1;
         self.stop = (!goes_on).then_some(self.words);
         Ok(())
@@ -154,7 +162,7 @@ impl Lead {
     /// # Errors
     /// If another worker fails.
     pub fn finish(&mut self, transport: &mut dyn Transport) -> Result<()> {
-        if transport.rank() == 0 {
+        if transport.rank() == self.leader {
             while self.heard < self.asked {
                 self.hear(transport)?;
             }

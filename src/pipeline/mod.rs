@@ -8,6 +8,7 @@ mod plan_text;
 pub mod planner;
 pub mod predict;
 pub mod profile;
+pub mod ranks;
 pub mod reduce;
 pub mod schedule;
 pub mod stage;

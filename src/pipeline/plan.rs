@@ -202,6 +202,33 @@ impl Plan {
         self
     }
 
+    /// The same plan on workers that are numbered in the order of the stages.
+    ///
+    /// # Errors
+    /// If two stages have a worker in common, or there are workers without a stage.
+    pub fn renumbered(self) -> Result<Plan> {
+        let of_stages: Vec<usize> = self.stages.iter().flat_map(|s| s.workers.clone()).collect();
+        let number = |w| of_stages.iter().position(|&v| v == w).unwrap_or(of_stages.len());
+        let numbers: Vec<usize> = (0..self.workers()).map(number).collect();
+        self.on(&numbers)
+    }
+
+    /// The same plan with worker `workers[w]` in place of worker w.
+    ///
+    /// # Errors
+    /// If `workers` does not have the workers of the plan, each once.
+    pub fn on(mut self, workers: &[usize]) -> Result<Plan> {
+        let mut all = workers.to_vec();
+        all.sort_unstable();
+        if all.len() != self.workers() || all.iter().enumerate().any(|(i, &w)| i != w) {
+            let n = self.workers();
+            return Err(Error::plan(format!("workers {workers:?} in place of 0 to {}", n.saturating_sub(1))));
+        }
+        let of_stages = self.stages.iter_mut().flat_map(|s| &mut s.workers);
+        of_stages.for_each(|w| *w = workers[*w]);
+        Ok(self)
+    }
+
     /// What a schedule needs to know; with `gradients` false, as in evaluation, nothing comes back.
     pub fn wiring(&self, gradients: bool) -> Wiring {
         let link = |e: &Edge| Link { from: e.from, to: e.to, grad: e.needs_grad && gradients };

@@ -168,7 +168,7 @@ impl fmt::Display for Doing {
             Operation::Wait => message(f, "wait for the send of", "to"),
             Operation::Gather => f.write_str("gather from all workers"),
             Operation::Finish => f.write_str("wait for all workers at the end"),
-            Operation::Follow => f.write_str("wait for worker 0 to say whether to go on"),
+            Operation::Follow => f.write_str("wait for the first worker of stage 0 to say whether to go on"),
             Operation::Reduce => f.write_str("sum gradients over the workers of the stage"),
         }
     }

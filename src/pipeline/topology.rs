@@ -173,6 +173,20 @@ impl Topology {
         if file.worker.is_empty() { Ok(alike) } else { alike.with_workers(file.worker) }
     }
 
+    /// The topology as [`from_text`](Topology::from_text) reads it.
+    pub fn to_text(&self) -> String {
+        let mut text =
+            String::from("# Levels of links, the innermost first: bytes per second per direction, and seconds.\n");
+        for Level { count, link: Link { latency, bandwidth } } in &self.levels {
+            text += &format!("\n[[level]]\ncount = {count}\nbandwidth = {bandwidth:e}\nlatency = {latency:e}\n");
+        }
+        for Worker { speed, memory } in self.workers.iter().filter(|_| !self.is_even()) {
+            let memory = if memory.is_finite() { format!("memory = {memory:e}\n") } else { String::new() };
+            text += &format!("\n[[worker]]\nspeed = {speed:e}\n{memory}");
+        }
+        text
+    }
+
     /// Reads a topology from a file.
     ///
     /// # Errors

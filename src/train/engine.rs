@@ -107,7 +107,8 @@ impl<'t> Engine<'t> {
         let replicas = mine().filter_map(|s| plan.replica(s, rank)).collect();
         let feed = Pieces::new(recipe.graph.clone(), recipe.settings.seed, recipe.settings.dtype, replicas);
         let shape = plan.shape()?;
-        let lead = Lead::new(&device, lead(&recipe.settings, &shape))?;
+        let leader = plan.stages().first().and_then(|s| s.workers.first()).copied().unwrap_or(0);
+        let lead = Lead::new(&device, leader, lead(&recipe.settings, &shape))?;
         let worker = Worker::new(recipe.graph.clone(), recipe.settings.dtype, device, transport, stages);
         let (programs, losses) = (HashMap::new(), Vec::new());
         let ports = ports(&plan);
@@ -472,7 +473,7 @@ fn ports(plan: &Plan) -> Arc<[Ports]> {
     (0..plan.stages().len()).map(|s| Ports::new(plan, s)).collect()
 }
 
-/// How many minibatches before it is run the first worker says so of a minibatch: more than are in flight at once.
+/// How many minibatches before it is run the leader says so of a minibatch: more than are in flight at once.
 fn lead(settings: &Settings, shape: &Shape) -> u64 {
     let in_flight =
         shape.replicas().iter().zip(shape.warm_up()).map(|(replicas, warm_up)| replicas * (warm_up + 1)).max();

@@ -14,11 +14,11 @@ use crate::{
         planner::{self, Link},
         predict,
         profile::{CostGraph, NodeCost, Profile},
+        ranks::Ranks,
         schedule::{Kind, simulate::Costs},
-        topology::{Level, Topology},
-        transport::{Links, Transport, launcher, measure_links},
+        transport::{Transport, launcher, measure_links},
     },
-    tensor::{Device, Isa},
+    tensor::{DType, Device, Isa},
 };
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -36,6 +36,8 @@ pub struct Planning {
     pub profile: Profile,
     /// Whether it and the links were measured; if not, only ratios of times tell something.
     pub is_measured: bool,
+    /// The ranks that it is for.
+    pub ranks: Ranks,
     costs: Costs,
     micro_batches: usize,
 }
@@ -83,21 +85,24 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let micro_batches = s.batch.div_ceil(size);
     let costs = sent(graph, profile.at(size)?, s).into_iter().map(|c| c.per_micro_batch(micro_batches));
     let costs: Vec<NodeCost> = costs.collect();
-    let slowest = links.as_ref().and_then(Links::slowest).unwrap_or(ASSUMED);
-    let cut = |replicas: &[usize]| planner::plan_shape(graph, &costs, slowest, replicas, size, s.wire());
+    let ranks = match &links {
+        Some(links) => Ranks::measured(transport.hosts(), &|a, b| links.between(a, b), links.together()),
+        None => Ranks::alike(transport.hosts(), ASSUMED),
+    };
+    let cut = |replicas: &[usize]| shaped(graph, &costs, &ranks, replicas, size, s.wire());
     let plan = match &s.plan {
-        PlanChoice::Auto | PlanChoice::Best if s.asp => cut(&[workers])?.plan,
-        PlanChoice::Auto => cut(&vec![1; workers])?.plan,
+        PlanChoice::Auto | PlanChoice::Best if s.asp => cut(&[workers])?,
+        PlanChoice::Auto => cut(&vec![1; workers])?,
         PlanChoice::Cuts(names) => {
             let find = |name: &String| {
                 graph.find(name).ok_or_else(|| Error::plan(format!("there is no node {name:?} to cut before")))
             };
-            Plan::straight(graph, &names.iter().map(find).collect::<Result<Vec<NodeId>>>()?)?
+            ranks.place(Plan::straight(graph, &names.iter().map(find).collect::<Result<Vec<NodeId>>>()?)?)?
         }
         PlanChoice::File(path) => Plan::load(graph, path)?,
-        PlanChoice::Given(plan) => plan.clone(),
-        PlanChoice::Best => best(graph, &costs, slowest, workers)?,
-        PlanChoice::Replicas(replicas) => cut(replicas)?.plan,
+        PlanChoice::Given(plan) => ranks.place(plan.clone().renumbered()?)?,
+        PlanChoice::Best => best(graph, &costs, &ranks)?,
+        PlanChoice::Replicas(replicas) => cut(replicas)?,
     };
     let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
@@ -115,8 +120,8 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     };
     let seconds = predict::seconds_per_minibatch(s.schedule, &plan, &costs, micro_batches, profile.crowding)?;
     let samples_per_s = s.batch as f64 / seconds;
-    let is_measured = links.is_some();
-    Ok(Planning { plan, stage_seconds, samples_per_s, profile, is_measured, costs, micro_batches })
+    let is_measured = !s.deterministic;
+    Ok(Planning { plan, stage_seconds, samples_per_s, profile, is_measured, ranks, costs, micro_batches })
 }
 
 /// The costs with the bytes of gradients that workers of a stage really send each other.
@@ -129,17 +134,43 @@ fn sent(graph: &Graph, mut costs: Vec<NodeCost>, s: &Settings) -> Vec<NodeCost> 
     costs
 }
 
-/// The best plan on all of so many workers, any two of which have that link between them.
-fn best(graph: &Graph, costs: &[NodeCost], link: Link, workers: usize) -> Result<Plan> {
+/// The best plan of stages of so many workers each, in ranks: over the order of hosts that promises most, where it matters, and of
+/// equal ones that which keeps most neighbours together.
+fn shaped(
+    graph: &Graph,
+    costs: &[NodeCost],
+    ranks: &Ranks,
+    replicas: &[usize],
+    samples: usize,
+    wire: DType,
+) -> Result<Plan> {
+    let mut best: Option<((f64, usize), Plan)> = None;
+    for order in ranks.orders() {
+        let planned = planner::plan_shape(graph, costs, &|a, b| order.link(a, b), replicas, samples, wire)?;
+        if planned.plan.workers() != ranks.count() {
+            // What that is told.
+            return Ok(planned.plan);
+        }
+        let worth = (planned.bottleneck(), order.torn(&planned.plan));
+        if best.as_ref().is_none_or(|(b, _)| worth < *b) {
+            best = Some((worth, order.place(planned.plan)?));
+        }
+    }
+    best.map(|(_, plan)| plan).ok_or_else(|| Error::plan("a plan for no workers"))
+}
+
+/// The best plan on all ranks.
+fn best(graph: &Graph, costs: &[NodeCost], ranks: &Ranks) -> Result<Plan> {
+    let workers = ranks.count();
     if workers == 1 {
         return Plan::straight(graph, &[]);
     }
     let costs = CostGraph::of_model(graph, costs)?;
-    let topology = Topology::new(vec![Level { count: workers, link }])?;
-    let (first, others) = planner::plan_replicated(&costs, &topology, &planner::Limits::default())?;
+    let (first, others) = planner::plan_replicated(&costs, &ranks.topology()?, &planner::Limits::default())?;
     // One that leaves workers without work may be as fast, but they are there.
     let all = [first].into_iter().chain(others).find(|p| p.workers() == workers);
-    all.ok_or_else(|| Error::plan(format!("no plan for all of {workers} workers was found")))?.plan(graph)
+    let best = all.ok_or_else(|| Error::plan(format!("no plan for all of {workers} workers was found")))?;
+    ranks.place(best.plan(graph)?)
 }
 
 /// A hash of what a model consists of: its nodes, their settings as far as shapes show them, and its parameters.

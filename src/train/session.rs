@@ -14,7 +14,12 @@ use crate::{
     Context, Error, Result,
     data::{Batch, Data, Loader, Prefetch, Sampler},
     layers::Value,
-    pipeline::{checkpoint::Position, faults, plan::Plan, transport::Transport},
+    pipeline::{
+        checkpoint::Position,
+        faults,
+        plan::Plan,
+        transport::{Transport, launcher},
+    },
     tensor::{CpuOptions, Device, Tensor},
 };
 use std::path::{Path, PathBuf};
@@ -115,7 +120,11 @@ impl<'t> Session<'t> {
     /// Says what runs, and makes the run's folder ready.
     fn introduce(&mut self, rank: usize, resumed: bool) -> Result<()> {
         let (kind, workers) = (self.recipe().settings.schedule, self.workers());
-        let stages = planning::describe(self.recipe(), &self.planning);
+        let mut stages = planning::describe(self.recipe(), &self.planning);
+        // Threads of one process have no links to speak of.
+        if launcher::detect().is_some() && workers > 1 {
+            stages += &format!("  {}\n", self.planning.ranks);
+        }
         tracing::info!(rank, workers, pid = std::process::id(), "{kind} on {workers} workers:\n{stages}");
         self.say(|| format!("{kind} on {workers} workers:\n{stages}"));
         if resumed {
@@ -138,6 +147,12 @@ impl<'t> Session<'t> {
             &out.join("plan.toml"),
             &self.planning.plan.to_text_with(&self.recipe().graph, &self.planning.stage_seconds),
         )?;
+        // Of more ranks than anyone plans for there is none.
+        if self.planning.ranks.is_measured()
+            && let Ok(topology) = self.planning.ranks.topology()
+        {
+            write(&out.join("topology.toml"), &topology.to_text())?;
+        }
         self.planning.profile.save(&out.join("profile.json"))
     }
 

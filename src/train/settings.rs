@@ -22,7 +22,7 @@ pub enum PlanChoice {
     Cuts(Vec<String>),
     /// As a file says.
     File(PathBuf),
-    /// As it was before, on resuming.
+    /// As it was before, on resuming, on the ranks there are now.
     Given(Plan),
     /// By the planner, which also chooses how many workers hold each stage.
     Best,

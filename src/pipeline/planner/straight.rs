@@ -2,7 +2,12 @@
 use crate::{
     Error, Result,
     layers::{Graph, NodeId, Value},
-    pipeline::{plan::Plan, profile::NodeCost, topology::Link},
+    pipeline::{
+        plan::{Edge, Plan},
+        profile::NodeCost,
+        schedule::Wiring,
+        topology::Link,
+    },
     tensor::DType,
 };
 
@@ -30,10 +35,8 @@ impl Planned {
 /// A place between two neighbouring layers.
 #[derive(Clone, Copy)]
 struct Cut {
-    /// Seconds that crossing it takes, there and back.
-    seconds: f64,
-    /// Bytes that cross it, there and back.
-    bytes: usize,
+    /// Bytes that cross it: there, back.
+    bytes: [usize; 2],
     /// Whether nodes with shared parameters stay together.
     allowed: bool,
 }
@@ -55,18 +58,19 @@ pub fn plan_straight(
     samples: usize,
     dtype: DType,
 ) -> Result<Planned> {
-    plan_shape(graph, costs, link, &one_each(graph, stages)?, samples, dtype)
+    plan_shape(graph, costs, &|_, _| link, &one_each(graph, stages)?, samples, dtype)
 }
 
 /// The same with so many workers for each stage, which share its micro-batches and sum their gradients once for as many of them as
-/// they are.
+/// they are. Workers are numbered in the order of the stages, and `link` gives the link between two of them: a cut is crossed over the
+/// slowest link between workers of its two stages.
 ///
 /// # Errors
 /// As [`plan_straight`] says, or if a stage has no worker.
 pub fn plan_shape(
     graph: &Graph,
     costs: &[NodeCost],
-    link: Link,
+    link: &dyn Fn(usize, usize) -> Link,
     replicas: &[usize],
     samples: usize,
     dtype: DType,
@@ -80,29 +84,32 @@ pub fn plan_shape(
     if let Some(c) = costs.iter().find(|c| !(c.seconds().is_finite() && c.seconds() >= 0.0)) {
         return Err(Error::plan(format!("node {:?} takes {} s; 0 or more expected", c.node, c.seconds())));
     }
-    link.check()?;
+    let stages = Wiring::replicated(replicas).stages;
+    let between = |from: usize, to: usize| {
+        let pairs = stages[from].iter().flat_map(|&a| stages[to].iter().map(move |&b| (a, b))).filter(|(a, b)| a != b);
+        pairs.map(|(a, b)| link(a, b)).try_fold(Link::FREE, |slowest, link| link.check().map(|()| slowest.and(link)))
+    };
+    let within = (0..stages.len()).map(|s| between(s, s)).collect::<Result<Vec<Link>>>()?;
+    let before = (0..stages.len()).map(|s| between(s.saturating_sub(1), s)).collect::<Result<Vec<Link>>>()?;
     let layers = graph.layers().collect::<Vec<_>>();
     let crossing = crossing_bytes(graph, &layers, samples, dtype);
-    let cut = |([forward, backward], allowed): (&[usize; 2], bool)| Cut {
-        seconds: link.seconds(*forward) + if *backward > 0 { link.seconds(*backward) } else { 0.0 },
-        bytes: forward + backward,
-        allowed,
-    };
+    let cut = |(&bytes, allowed): (&[usize; 2], bool)| Cut { bytes, allowed };
     let cuts: Vec<Cut> = crossing.iter().zip(allowed_cuts(graph, &layers)).map(cut).collect();
     let seconds = sums(layers.iter().map(|&l| costs[l].seconds()));
     let bytes = sums(layers.iter().map(|&l| costs[l].param_bytes as f64));
-    let times = Times { seconds: &seconds, bytes: &bytes, bandwidth: link.bandwidth, replicas };
+    let times = Times { seconds: &seconds, bytes: &bytes, within: &within, before: &before, replicas };
     let chosen = best_cuts(&times, &cuts)?;
     let plan = Plan::replicated(graph, &chosen.iter().map(|&c| layers[c]).collect::<Vec<_>>(), replicas)?;
     let bounds: Vec<usize> = [0].into_iter().chain(chosen.iter().copied()).chain([layers.len()]).collect();
-    let edge = |e| {
+    let edge = |e: &Edge| {
+        let link = between(e.from, e.to)?;
         let [forward, backward] = plan.message_bytes(graph, e, samples, [dtype; 2]);
-        [link.seconds(forward), if backward > 0 { link.seconds(backward) } else { 0.0 }]
+        Ok([link.seconds(forward), if backward > 0 { link.seconds(backward) } else { 0.0 }])
     };
     Ok(Planned {
         stage_seconds: bounds.windows(2).enumerate().map(|(s, b)| times.of(s, b[0], b[1])).collect(),
-        cut_seconds: chosen.iter().map(|&c| cuts[c].seconds).collect(),
-        edge_seconds: plan.edges().iter().map(edge).collect(),
+        cut_seconds: chosen.iter().enumerate().map(|(s, &c)| times.crossing(s + 1, cuts[c])).collect(),
+        edge_seconds: plan.edges().iter().map(edge).collect::<Result<_>>()?,
         plan,
     })
 }
@@ -114,11 +121,12 @@ impl Plan {
     /// As [`plan_straight`] says.
     pub fn even(graph: &Graph, stages: usize) -> Result<Plan> {
         let layers = graph.layers().collect::<Vec<_>>();
-        let cut = |allowed| Cut { seconds: 0.0, bytes: 0, allowed };
+        let cut = |allowed| Cut { bytes: [0, 0], allowed };
         let cuts: Vec<Cut> = allowed_cuts(graph, &layers).into_iter().map(cut).collect();
         let (seconds, bytes) = (sums(layers.iter().map(|_| 1.0)), vec![0.0; layers.len() + 1]);
         let replicas = one_each(graph, stages)?;
-        let times = Times { seconds: &seconds, bytes: &bytes, bandwidth: 1.0, replicas: &replicas };
+        let links = vec![Link::FREE; stages];
+        let times = Times { seconds: &seconds, bytes: &bytes, within: &links, before: &links, replicas: &replicas };
         let chosen = best_cuts(&times, &cuts)?;
         Plan::straight(graph, &chosen.iter().map(|&c| layers[c]).collect::<Vec<_>>())
     }
@@ -166,7 +174,10 @@ struct Times<'a> {
     seconds: &'a [f64],
     /// Bytes of their parameters.
     bytes: &'a [f64],
-    bandwidth: f64,
+    /// The slowest link among the workers of each stage,
+    within: &'a [Link],
+    /// and between them and those of the stage before.
+    before: &'a [Link],
     /// The workers of each stage.
     replicas: &'a [usize],
 }
@@ -180,9 +191,15 @@ impl Times<'_> {
             1 => compute,
             r => {
                 let (r, bytes) = (r as f64, self.bytes[j] - self.bytes[i]);
-                (compute + 2.0 * (r - 1.0) / r * bytes / self.bandwidth) / r
+                (compute + 2.0 * (r - 1.0) / r * bytes / self.within[s].bandwidth) / r
             }
         }
+    }
+
+    /// Seconds that it takes to cross a cut to stage `s`, there and back.
+    fn crossing(&self, s: usize, cut: Cut) -> f64 {
+        let ([forward, backward], link) = (cut.bytes, self.before[s]);
+        link.seconds(forward) + if backward > 0 { link.seconds(backward) } else { 0.0 }
     }
 }
 
@@ -205,7 +222,8 @@ fn best_cuts(times: &Times, cuts: &[Cut]) -> Result<Vec<usize>> {
     let (n, stages) = (times.seconds.len() - 1, times.replicas.len());
     check_stages(n, stages)?;
     let longest = (0..stages).map(|s| times.of(s, 0, n)).fold(0.0, f64::max);
-    let loosest = cuts.iter().map(|c| c.seconds).fold(longest, f64::max);
+    let crossings = (1..stages).flat_map(|s| cuts.iter().map(move |&c| times.crossing(s, c)));
+    let loosest = crossings.fold(longest, f64::max);
     let (mut low, mut high) = (0, loosest.to_bits());
     while low < high {
         let middle = low + (high - low) / 2;
@@ -224,7 +242,7 @@ fn is_feasible(times: &Times, cuts: &[Cut], limit: f64) -> bool {
         // How many of the first i places a stage can begin at.
         let mut starts = vec![0; n + 2];
         for i in 0..=n {
-            let start = reached[i] && cuts[i].allowed && cuts[i].seconds <= limit;
+            let start = reached[i] && cuts[i].allowed && times.crossing(s, cuts[i]) <= limit;
             starts[i + 1] = starts[i] + usize::from(start);
         }
         let mut first = 0;
@@ -257,10 +275,10 @@ fn cheapest_within(times: &Times, cuts: &[Cut], limit: f64) -> Option<Vec<usize>
                     break;
                 }
                 let (Some((bytes, squares, _)), cut) = (rows[s - 1][i], cuts[i]) else { continue };
-                if !cut.allowed || cut.seconds > limit {
+                if !cut.allowed || times.crossing(s, cut) > limit {
                     continue;
                 }
-                let (bytes, squares) = (bytes + cut.bytes, squares + time * time);
+                let (bytes, squares) = (bytes + cut.bytes[0] + cut.bytes[1], squares + time * time);
                 if found.is_none_or(|(b, q, _)| bytes < b || bytes == b && squares < q) {
                     found = Some((bytes, squares, i));
                 }

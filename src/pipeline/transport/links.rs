@@ -22,23 +22,50 @@ pub struct Links {
     /// One for each pair of workers, in the order of [`pairs`].
     links: Vec<Link>,
     size: usize,
+    together: Vec<Together>,
+}
+
+/// What the workers of two hosts move when several of them send at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Together {
+    /// The hosts.
+    pub hosts: [usize; 2],
+    /// Pairs of workers, one of each host, that sent at once.
+    pub pairs: usize,
+    /// Bytes per second of a pair while no other sends.
+    pub alone: f64,
+    /// Of all pairs together, at once.
+    pub at_once: f64,
+}
+
+impl Together {
+    /// Whether they share one link, rather than each having one of its own: whether what they move at once is closer to what one of
+    /// them moves than to that times their number.
+    pub fn is_shared(&self) -> bool {
+        self.at_once < self.alone * (1.0 + self.pairs as f64) / 2.0
+    }
 }
 
 impl Links {
     /// The link between two workers; none from a worker to itself, or to one that does not exist.
     pub fn between(&self, a: usize, b: usize) -> Option<Link> {
-        let wanted = (a.min(b), a.max(b));
-        pairs(self.size).zip(&self.links).find(|(pair, _)| *pair == wanted).map(|(_, link)| *link)
+        let (low, high) = (a.min(b), a.max(b));
+        if low == high || high >= self.size {
+            return None;
+        }
+        // Before those of `low` come those of all lower ones, each with all that are higher than itself.
+        self.links.get(low * (2 * self.size - low - 1) / 2 + high - low - 1).copied()
     }
 
-    /// The longest latency and the lowest bandwidth of all; none if there is only one worker.
-    pub fn slowest(&self) -> Option<Link> {
-        self.links.iter().copied().reduce(Link::and)
+    /// What the workers of each two hosts with several workers move at once.
+    pub fn together(&self) -> &[Together] {
+        &self.together
     }
 }
 
-/// Measures every link by messages there and back, one pair after the other while the other workers wait. All workers call it
-/// together, with no message under way, and all get the same result. Within a process a message is a handle, whatever its
+/// Measures every link by messages there and back, one pair after the other while the other workers wait; then, for each two hosts
+/// with several workers, what pairs of them move at once. All workers call it together, with no message under way, and all get the
+/// same result. Within a process a message is a handle, whatever its
 /// length: the bandwidth is then very large.
 ///
 /// # Errors
@@ -63,7 +90,58 @@ pub fn measure_links(transport: &mut dyn Transport) -> Result<Links> {
     if links.len() != pairs(size).count() {
         return Err(Error::transport(format!("links of {size} workers: {} measurements arrived", links.len())));
     }
-    Ok(Links { links, size })
+    let mut measured = Links { links, size, together: Vec::new() };
+    measured.together = all_at_once(transport, &measured)?;
+    Ok(measured)
+}
+
+/// Messages of a stream: enough that streams which begin at once also end at about the same time.
+const STREAM: usize = 6;
+
+/// For each two hosts with two or more workers each, what one pair of these moves, and what all pairs move at once. All send the same
+/// way: messages there and back would soon take turns on a link that carries both ways at once.
+fn all_at_once(transport: &mut dyn Transport, links: &Links) -> Result<Vec<Together>> {
+    let of = transport.hosts().to_vec();
+    let members = |host: usize| (0..of.len()).filter(|&w| of[w] == host).collect::<Vec<_>>();
+    let count = of.iter().max().map_or(0, |h| h + 1);
+    let mut found = Vec::new();
+    for (a, b) in pairs(count) {
+        let abreast: Vec<(usize, usize)> = members(a).into_iter().zip(members(b)).collect();
+        if abreast.len() < 2 {
+            continue;
+        }
+        let bandwidths = abreast.iter().filter_map(|&(a, b)| links.between(a, b)).map(|l| l.bandwidth);
+        // Long enough for the streams to meet, and the same for all of them.
+        let bytes = ((bandwidths.fold(0.0, f64::max) * LONG_ENOUGH) as usize).clamp(LARGE >> 6, LARGE);
+        let alone = streamed(transport, &abreast[..1], bytes)?;
+        let at_once = streamed(transport, &abreast, bytes)?;
+        found.push(Together { hosts: [a, b], pairs: abreast.len(), alone, at_once });
+    }
+    Ok(found)
+}
+
+/// Bytes per second, in all, from the first worker of each pair to its second one, of all pairs at once.
+fn streamed(transport: &mut dyn Transport, abreast: &[(usize, usize)], bytes: usize) -> Result<f64> {
+    let (me, device) = (transport.rank(), Device::reference());
+    let mut mine = 0.0f64;
+    transport.all_gather(&[])?;
+    if let Some(&(_, to)) = abreast.iter().find(|pair| pair.0 == me) {
+        let data = Tensor::zeros(&[bytes], DType::U8, &device)?;
+        let start = Instant::now();
+        let heard = transport.post_recv(to, CHANNEL, SMALL, &device)?;
+        let sent =
+            (0..STREAM).map(|_| transport.send(to, CHANNEL, header(&data), &data)).collect::<Result<Vec<_>>>()?;
+        transport.wait(heard)?;
+        mine = (STREAM * bytes) as f64 / start.elapsed().as_secs_f64().max(1e-12);
+        sent.into_iter().try_for_each(|ticket| transport.wait(ticket).map(|_| ()))?;
+    } else if let Some(&(from, _)) = abreast.iter().find(|pair| pair.1 == me) {
+        let posted =
+            (0..STREAM).map(|_| transport.post_recv(from, CHANNEL, bytes, &device)).collect::<Result<Vec<_>>>()?;
+        posted.into_iter().try_for_each(|ticket| transport.wait(ticket).map(|_| ()))?;
+        say_end(transport, from)?;
+    }
+    let all = transport.all_gather(&mine.to_le_bytes())?.concat();
+    Ok(all.chunks_exact(8).map(bytemuck::pod_read_unaligned::<f64>).sum())
 }
 
 /// Each two workers once, the lower first.
@@ -79,13 +157,18 @@ fn ask(transport: &mut dyn Transport, to: usize) -> Result<Link> {
         bytes <<= 2;
         long = round_trip(transport, to, bytes, 2)?;
     }
-    let last = Tensor::zeros(&[0], DType::U8, &Device::reference())?;
-    let sent = transport.send(to, CHANNEL, header(&last), &last)?;
-    transport.wait(sent)?;
+    say_end(transport, to)?;
     let (latency, one_way) = (small / 2.0, long / 2.0);
     // Noise must not make the time of the data vanish.
     let of_data = (one_way - latency).max(one_way / 10.0).max(1e-12);
     Ok(Link { latency, bandwidth: bytes as f64 / of_data })
+}
+
+/// Lets the other end stop answering.
+fn say_end(transport: &mut dyn Transport, to: usize) -> Result<()> {
+    let last = Tensor::zeros(&[0], DType::U8, &Device::reference())?;
+    let sent = transport.send(to, CHANNEL, header(&last), &last)?;
+    transport.wait(sent).map(|_| ())
 }
 
 /// Seconds for `bytes` bytes there and back: the median of `repeats`, after one that is not counted.

@@ -14,7 +14,7 @@ use crate::{
 };
 pub use header::Header;
 pub use launch::launch;
-pub use links::{Links, measure_links};
+pub use links::{Links, Together, measure_links};
 use std::sync::Arc;
 
 /// A started send or receive, to be waited for.
