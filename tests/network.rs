@@ -26,7 +26,10 @@ fn hosts_with(args: &[&str], env: &[(&str, &str)]) -> Output {
 static ONE: Mutex<()> = Mutex::new(());
 
 /// Hosts, for as long as this lives.
-struct Up(&'static str, MutexGuard<'static, ()>);
+struct Up {
+    count: &'static str,
+    _only: MutexGuard<'static, ()>,
+}
 
 impl Up {
     /// `None`, and why, where there can be none.
@@ -38,7 +41,7 @@ impl Up {
             println!("skipped: needs root, iproute2 and mpirun");
             return None;
         }
-        let up = Up(n, ONE.lock().unwrap_or_else(PoisonError::into_inner));
+        let up = Up { count: n, _only: ONE.lock().unwrap_or_else(PoisonError::into_inner) };
         let made = hosts(&["up", n, rate]);
         if !made.status.success() {
             println!("skipped: no network namespaces here: {}", String::from_utf8_lossy(&made.stderr));
@@ -50,7 +53,7 @@ impl Up {
 
 impl Drop for Up {
     fn drop(&mut self) {
-        hosts(&["down", self.0]);
+        hosts(&["down", self.count]);
     }
 }
 
