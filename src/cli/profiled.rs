@@ -5,7 +5,7 @@ use crate::{
     layers::Graph,
     optim::Sgd,
     pipeline::profile::Profile,
-    tensor::{DType, Device},
+    tensor::{DType, Device, Machine},
 };
 use std::path::PathBuf;
 
@@ -23,6 +23,29 @@ pub(super) struct Subject {
     /// Estimates from operation counts instead of measuring
     #[arg(long)]
     deterministic: bool,
+    #[command(flatten)]
+    machine: MachineOptions,
+}
+
+/// A device by its rates, whose profile is computed from them instead of measured.
+#[derive(clap::Args)]
+struct MachineOptions {
+    /// Floating-point operations per second of a device: the profile is computed for it instead of measured
+    #[arg(long, requires = "device_bandwidth", conflicts_with = "deterministic")]
+    device_flops: Option<f64>,
+    /// Bytes per second between its kernels and its memory
+    #[arg(long, requires = "device_flops")]
+    device_bandwidth: Option<f64>,
+    /// Seconds that each of its kernels takes beyond its work
+    #[arg(long, requires = "device_flops", default_value_t = 0.0)]
+    device_latency: f64,
+}
+
+impl MachineOptions {
+    fn machine(&self) -> Option<Machine> {
+        let (flops, bandwidth) = (self.device_flops?, self.device_bandwidth?);
+        Some(Machine { flops, bandwidth, latency: self.device_latency })
+    }
 }
 
 impl Subject {
@@ -36,6 +59,9 @@ impl Subject {
         sizes.iter().try_for_each(|&size| check_micro_batch(size))?;
         // As `train` has it by default: only the time of an update depends on it.
         let optimizer = Sgd::new(0.01).momentum(0.9);
+        if let Some(machine) = self.machine.machine() {
+            return Profile::analytic(graph, &optimizer, DType::F32, sizes, machine);
+        }
         if self.deterministic {
             return Profile::estimate(graph, &optimizer, DType::F32, sizes);
         }
@@ -51,7 +77,7 @@ pub(super) struct Profiled {
     #[arg(long, default_value_t = 128)]
     pub(super) micro_batch: usize,
     /// A profile that was saved; without it the model is measured here
-    #[arg(long)]
+    #[arg(long, conflicts_with = "device_flops")]
     pub(super) profile: Option<PathBuf>,
 }
 

@@ -9,7 +9,7 @@ use crate::{
     Context, Error, Result,
     layers::{Graph, NodeId},
     optim::{Optimizer, Sgd},
-    tensor::{DType, Device, backend::Counted},
+    tensor::{DType, Device, Machine, backend::Counted},
 };
 use rehearsal::Rehearsal;
 use serde::{Deserialize, Serialize};
@@ -142,17 +142,41 @@ impl Profile {
 
     /// Estimates from floating-point operations and bytes: the same on every machine.
     pub fn estimate(graph: &Graph, optimizer: &dyn Optimizer, dtype: DType, sizes: &[usize]) -> Result<Profile> {
+        let seconds = |all: Counted| all.flops as f64 / FLOPS + all.bytes as f64 / BYTES_PER_SECOND;
+        Profile::modelled(graph, optimizer, dtype, sizes, &Device::meta(), &seconds)
+    }
+
+    /// What a machine would take, by its rates: each kernel its latency and the longer of its operations and its bytes
+    /// ([`Machine::seconds`]). It is a lower bound as far as no kernel reaches the rates; those of products of matrices come near.
+    ///
+    /// # Errors
+    /// If there can be no such machine, or a layer fails on micro-batches of one of `sizes`.
+    pub fn analytic(
+        graph: &Graph,
+        optimizer: &dyn Optimizer,
+        dtype: DType,
+        sizes: &[usize],
+        machine: Machine,
+    ) -> Result<Profile> {
+        Profile::modelled(graph, optimizer, dtype, sizes, &Device::meta_of(machine)?, &|all| all.seconds)
+    }
+
+    /// What `meta` counts in a training step with micro-batches of each of `sizes`, in seconds.
+    fn modelled(
+        graph: &Graph,
+        optimizer: &dyn Optimizer,
+        dtype: DType,
+        sizes: &[usize],
+        meta: &Device,
+        seconds: &dyn Fn(Counted) -> f64,
+    ) -> Result<Profile> {
         let mut sizes: Vec<usize> = sizes.iter().map(|&s| s.max(1)).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let meta = Device::meta();
-        let clock = || {
-            let all = meta.backend().counted();
-            all.flops as f64 / FLOPS + all.bytes as f64 / BYTES_PER_SECOND
-        };
+        let clock = || seconds(meta.backend().counted());
         let count = |&micro_batch: &usize| {
             let all = 0..graph.nodes().len();
-            let mut rehearsal = Rehearsal::new(graph, all, micro_batch, optimizer, dtype, &meta)?;
+            let mut rehearsal = Rehearsal::new(graph, all, micro_batch, optimizer, dtype, meta)?;
             // In the first step there is nothing to fold.
             rehearsal.run(&clock)?;
             Ok(Sample { micro_batch, nodes: rehearsal.run(&clock)? })

@@ -235,7 +235,7 @@ pub struct AdamStep {
 }
 
 /// Work that was asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counted {
     /// Floating-point operations.
     pub flops: u64,
@@ -243,6 +243,8 @@ pub struct Counted {
     pub products: u64,
     /// Bytes of operands.
     pub bytes: u64,
+    /// Seconds on the machine that is asked about, if one is.
+    pub seconds: f64,
 }
 
 /// What a device does. Implementations: [`reference`](super::Device::reference) (the executable specification),

@@ -2,6 +2,7 @@
 use super::{
     Backend, Pool, PoolStats,
     cpu::{Cpu, Isa},
+    machine::Machine,
     meta::Meta,
     reference::Reference,
 };
@@ -47,7 +48,16 @@ impl Device {
 
     /// A new device whose tensors have shapes but no data; it counts the operations and bytes that work would take.
     pub fn meta() -> Device {
-        Device(Arc::new(Meta::new()))
+        Device(Arc::new(Meta::new(None)))
+    }
+
+    /// The same; it also counts the seconds that each kernel would take on a machine.
+    ///
+    /// # Errors
+    /// If there can be no such machine.
+    pub fn meta_of(machine: Machine) -> Result<Device> {
+        machine.check()?;
+        Ok(Device(Arc::new(Meta::new(Some(machine)))))
     }
 
     /// The process's meta device for shapes that nothing is counted of.

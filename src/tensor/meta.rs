@@ -2,40 +2,46 @@
 //!
 //! A multiply-add counts as two operations, a transcendental function as one; each operand's bytes count once.
 use super::{
-    Backend, InOut, Pool, View, ViewMut,
+    Backend, InOut, Machine, Pool, View, ViewMut,
     backend::{
         AdamStep, Attention, Binary, Conv2d, Counted, CrossEntropy, Dropout, Gemm, Lstm, Pool2d, Reduce, SgdStep,
         Unary, operations,
     },
 };
 use crate::Result;
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) struct Meta {
     pool: Arc<Pool>,
-    flops: AtomicU64,
-    products: AtomicU64,
-    bytes: AtomicU64,
+    machine: Option<Machine>,
+    counted: Mutex<Counted>,
 }
 
 impl Meta {
-    pub(crate) fn new() -> Meta {
-        Meta { pool: Pool::new(false), flops: AtomicU64::new(0), products: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+    /// `machine` tells what kernels take.
+    pub(crate) fn new(machine: Option<Machine>) -> Meta {
+        Meta { pool: Pool::new(false), machine, counted: Mutex::default() }
     }
 
+    /// A count stays whole whatever panics beside it.
+    fn so_far(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A kernel.
     fn count(&self, flops: u64, operands: &[u64]) -> Result<()> {
-        self.flops.fetch_add(flops, Relaxed);
-        self.bytes.fetch_add(operands.iter().sum(), Relaxed);
-        Ok(())
+        self.count_products(0, flops, operands)
     }
 
-    /// The same, for products of matrices.
-    fn count_products(&self, flops: u64, operands: &[u64]) -> Result<()> {
-        self.products.fetch_add(flops, Relaxed);
-        self.count(flops, operands)
+    /// A kernel with as many operations in products of matrices, and some others.
+    fn count_products(&self, products: u64, others: u64, operands: &[u64]) -> Result<()> {
+        let (flops, bytes) = (products.saturating_add(others), operands.iter().sum());
+        let mut all = self.so_far();
+        all.flops = all.flops.saturating_add(flops);
+        all.products = all.products.saturating_add(products);
+        all.bytes = all.bytes.saturating_add(bytes);
+        all.seconds += self.machine.map_or(0.0, |m| m.seconds(flops, bytes));
+        Ok(())
     }
 }
 
@@ -65,8 +71,7 @@ impl Backend for Meta {
         false
     }
     fn counted(&self) -> Counted {
-        let [flops, products, bytes] = [&self.flops, &self.products, &self.bytes].map(|n| n.load(Relaxed));
-        Counted { flops, products, bytes }
+        *self.so_far()
     }
     fn fill(&self, _value: f64, y: ViewMut) -> Result<()> {
         self.count(0, &[written(&y)])
@@ -96,17 +101,18 @@ impl Backend for Meta {
     fn gemm(&self, g: Gemm, a: View, b: View, bias: Option<View>, y: ViewMut) -> Result<()> {
         self.count_products(
             operations(&[g.batch, g.m, g.n, g.k]),
+            0,
             &[read(&a), read(&b), bias.map_or(0, |v| read(&v)), written(&y)],
         )
     }
     fn conv2d(&self, c: Conv2d, x: View, w: View, bias: Option<View>, y: ViewMut) -> Result<()> {
-        self.count_products(c.flops(), &[read(&x), read(&w), bias.map_or(0, |v| read(&v)), written(&y)])
+        self.count_products(c.flops(), 0, &[read(&x), read(&w), bias.map_or(0, |v| read(&v)), written(&y)])
     }
     fn conv2d_input_grad(&self, c: Conv2d, w: View, dy: View, dx: ViewMut) -> Result<()> {
-        self.count_products(c.flops(), &[read(&w), read(&dy), written(&dx)])
+        self.count_products(c.flops(), 0, &[read(&w), read(&dy), written(&dx)])
     }
     fn conv2d_weight_grad(&self, c: Conv2d, x: View, dy: View, dw: ViewMut) -> Result<()> {
-        self.count_products(c.flops(), &[read(&x), read(&dy), written(&dw)])
+        self.count_products(c.flops(), 0, &[read(&x), read(&dy), written(&dw)])
     }
     fn max_pool2d(&self, _p: Pool2d, x: View, y: ViewMut, arg: ViewMut) -> Result<()> {
         self.count(len(&x), &[read(&x), written(&y), written(&arg)])
@@ -199,16 +205,19 @@ impl Backend for Meta {
         self.count(4 * len(&y), &[read(&y), read(&dy), written(&dx)])
     }
     fn attention(&self, a: Attention, qkv: View, y: ViewMut, lse: ViewMut) -> Result<()> {
-        self.count_products(a.flops().saturating_mul(2), &[read(&qkv), written(&y), written(&lse)])
+        self.count_products(a.flops().saturating_mul(2), 0, &[read(&qkv), written(&y), written(&lse)])
     }
     fn attention_grad(&self, a: Attention, qkv: View, [y, lse]: [View; 2], dy: View, dqkv: ViewMut) -> Result<()> {
-        self.count_products(a.flops().saturating_mul(5), &[read(&qkv), read(&y), read(&lse), read(&dy), written(&dqkv)])
+        self.count_products(
+            a.flops().saturating_mul(5),
+            0,
+            &[read(&qkv), read(&y), read(&lse), read(&dy), written(&dqkv)],
+        )
     }
     fn lstm(&self, l: Lstm, w: View, start: Option<[View; 2]>, gates: InOut, y: ViewMut, c: ViewMut) -> Result<()> {
         let start = start.map_or(0, |[h, c]| read(&h) + read(&c));
         let pointwise = 5 * written(&y) / y.dtype.size() as u64;
-        self.count(pointwise, &[])?;
-        self.count_products(l.flops(), &[read(&w), start, both(&gates), written(&y), written(&c)])
+        self.count_products(l.flops(), pointwise, &[read(&w), start, both(&gates), written(&y), written(&c)])
     }
     fn lstm_grad(
         &self,
@@ -222,8 +231,11 @@ impl Backend for Meta {
     ) -> Result<()> {
         let states = dlast.map_or(0, |[h, c]| read(&h) + read(&c)) + c0.map_or(0, |c| read(&c));
         let kept = [read(&w), read(&gates), read(&c), states, read(&dy)];
-        self.count(20 * len(&dy), &[])?;
-        self.count_products(l.flops(), &[&kept[..], &[written(&da), written(&dh0), written(&dc0)]].concat())
+        self.count_products(
+            l.flops(),
+            20 * len(&dy),
+            &[&kept[..], &[written(&da), written(&dh0), written(&dc0)]].concat(),
+        )
     }
     fn cross_entropy(
         &self,

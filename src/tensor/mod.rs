@@ -7,6 +7,7 @@ mod cpu;
 mod device;
 mod dtype;
 mod interop;
+mod machine;
 mod meta;
 mod ops;
 mod ops_nn;
@@ -22,6 +23,7 @@ pub(crate) use cpu::{MOST_THREADS, check_threads};
 pub use device::{CpuOptions, Device};
 pub use dtype::{DType, Element};
 pub(crate) use dtype::{with_dtype, with_float};
+pub use machine::Machine;
 pub use rng::Philox;
 pub use shape::Layout;
 
