@@ -242,12 +242,7 @@ fn planned(args: &Args, plan: &str) -> Result<Subject> {
     };
     let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, of_an_update, [DType::F32; 2])?;
     // As each worker is on a core of its own.
-    Ok(Subject {
-        shape: plan.shape()?,
-        wiring: plan.wiring(true),
-        costs: costs.faster(profile.crowding),
-        samples: Some(samples),
-    })
+    Ok(Subject { shape: plan.shape()?, wiring: plan.wiring(true), costs, samples: Some(samples) })
 }
 
 fn link(args: &Args, default: Link) -> Result<Link> {

@@ -80,8 +80,7 @@ fn exposed<'a>(nodes: impl Iterator<Item = &'a NodeCost>, replicas: usize, link:
 
 /// Seconds from one minibatch of `micro_batches` micro-batches to the next.
 ///
-/// `costs` were measured with all workers busy, `crowding` of them on each core: one whose neighbours wait is faster by as much, all
-/// of them together are not.
+/// `costs` are what a worker takes on a core of its own; there are `crowding` of them for each core.
 ///
 /// # Errors
 /// If the schedule cannot be made for the plan.
@@ -138,7 +137,7 @@ fn timeline(
         programs.workers.iter_mut().for_each(|p| (p.repeats, p.shift) = (minibatches, turn));
     }
     let cores = (crowding > 1.0).then_some(workers as f64 / crowding);
-    Ok((simulate(&programs, &wiring, &Costs { cores, ..costs.faster(crowding) })?, turn))
+    Ok((simulate(&programs, &wiring, &Costs { cores, ..costs.clone() })?, turn))
 }
 
 /// Minibatches beyond which a run is simulated shorter and prolonged by what its second half takes.

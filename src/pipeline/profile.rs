@@ -12,6 +12,7 @@ use crate::{
     tensor::{DType, Device, Machine, backend::Counted},
 };
 use rehearsal::Rehearsal;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, ops::Range, path::Path, time::Instant};
 
@@ -75,7 +76,8 @@ pub struct Sample {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// How many workers were busy at once on each core while it was taken: 1 where each had a core of its own.
+    /// How many workers were busy at once on each core while it was taken: 1 where each had a core of its own. Where they share cores,
+    /// times are those that a worker had on one.
     pub crowding: f64,
     /// By size, ascending.
     pub samples: Vec<Sample>,
@@ -118,7 +120,9 @@ impl Profile {
         together: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Profile> {
         let begin = Instant::now();
-        let clock = || begin.elapsed().as_secs_f64();
+        let wall = || begin.elapsed().as_secs_f64();
+        // Of a core that others share, only the time that this worker has of it is its own.
+        let clock = || if crowding > 1.0 { seconds_of_this_thread() } else { wall() };
         let mut measured = Profile::estimate(graph, optimizer, dtype, sizes)?;
         measured.crowding = crowding;
         for sample in &mut measured.samples {
@@ -129,8 +133,8 @@ impl Profile {
                 // Not timed: the first step meets cold caches and an empty pool, and has nothing to fold.
                 rehearsal.run(&clock)?;
                 let mut steps = Vec::new();
-                let start = clock();
-                while steps.len() < STEPS.start || steps.len() < STEPS.end && clock() - start < BUDGET {
+                let start = wall();
+                while steps.len() < STEPS.start || steps.len() < STEPS.end && wall() - start < BUDGET {
                     steps.push(rehearsal.run(&clock)?);
                 }
                 costs.extend(typical(&steps));
@@ -392,6 +396,12 @@ fn typical(steps: &[Vec<NodeCost>]) -> Vec<NodeCost> {
         }
     }
     nodes
+}
+
+/// Seconds that the calling thread had on a core so far.
+fn seconds_of_this_thread() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
 /// The upper median; 0 of nothing.

@@ -56,18 +56,6 @@ impl Costs {
         let (stages, edges) = (vec![stage; wiring.stages.len()], vec![EdgeCost::default(); wiring.edges.len()]);
         Costs { stages, edges, ..Costs::default() }
     }
-
-    /// The same with passes and updates `times` as fast.
-    pub fn faster(&self, times: f64) -> Costs {
-        let faster = |s: &StageCost| StageCost {
-            forward: s.forward / times,
-            input_grad: s.input_grad / times,
-            weight_grad: s.weight_grad / times,
-            step: s.step / times,
-            reduce: s.reduce,
-        };
-        Costs { stages: self.stages.iter().map(faster).collect(), ..self.clone() }
-    }
 }
 
 /// An instruction, when it ran.
