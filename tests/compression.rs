@@ -1,5 +1,6 @@
 //! Compressed gradients and edges mean what their definitions say: beside plain loops over the whole graph.
 mod closed;
+mod plainly;
 mod small;
 
 use closed::*;

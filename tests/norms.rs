@@ -1,8 +1,9 @@
 //! Gradients are means over the samples of a minibatch or of a round, wherever these run: no norm grows with the number of
 //! micro-batches or of workers. Exact comparisons of bits would not tell by which factor a sum that should be a mean is off.
+mod plainly;
+
 use pipewright::{
     Result,
-    autograd::{Cx, Grads, Mode, ParamRef, RunKey, Scope, Var},
     data::Batch,
     layers::*,
     optim::Sgd,
@@ -10,7 +11,8 @@ use pipewright::{
     tensor::{DType, Device, Philox, Tensor},
     train::{Engine, Minibatch, Recipe, Settings},
 };
-use std::{collections::HashMap, sync::Arc};
+use plainly::pass;
+use std::sync::Arc;
 
 /// Squares of two norms by parameter.
 type Squares = Vec<(String, [f64; 2])>;
@@ -65,27 +67,8 @@ fn plainly(g: &Graph, data: &Minibatch) -> Result<Vec<[Tensor; 2]>> {
     let device = batch.field("x")?.device().clone();
     let weights: Vec<Tensor> =
         (0..g.params().len()).map(|p| g.init_param(p, 7, DType::F64, &device)).collect::<Result<_>>()?;
-    let mut cx = Cx::recording(Mode::Train, RunKey { seed: 7, step: 0, samples: Arc::from(&data.ids[..]) });
-    let param = |&p: &usize| ParamRef { tensor: weights[p].clone(), id: p, slot: p, trainable: true };
-    let params: Vec<Vec<ParamRef>> = g.nodes().iter().map(|n| n.params.iter().map(param).collect()).collect();
-    let mut values: HashMap<Value, Var> = HashMap::new();
-    for (i, node) in g.nodes().iter().enumerate() {
-        let outputs = match &node.kind {
-            NodeKind::Input => vec![cx.input(batch.field(&node.name)?.clone(), false)],
-            NodeKind::Total => continue,
-            NodeKind::Layer(layer) => {
-                cx.enter(Scope { node: &node.name, index: i, params: &params[i], state: &[] });
-                let x: Vec<Var> = node.inputs.iter().map(|v| values[v].clone()).collect();
-                layer.forward(&mut cx, &x)?.all()
-            }
-        };
-        values.extend(outputs.into_iter().enumerate().map(|(output, v)| (Value { node: i, output }, v)));
-    }
-    let loss = values[&Value { node: g.loss_node().expect("a loss"), output: 0 }].clone();
-    let seed = Tensor::full(1.0 / data.ids.len() as f64, &[], DType::F64, &device)?;
-    let mut grads = Grads::default();
-    cx.finish().0.expect("a tape").backward(&[(&loss, seed)], &mut grads)?;
-    weights.into_iter().enumerate().map(|(p, w)| Ok([w, grads.take(p).expect("a gradient")])).collect()
+    let (_, grads) = pass(g, data, &|p| weights[p].clone())?;
+    Ok(weights.into_iter().zip(grads).map(|(w, grad)| [w, grad]).collect())
 }
 
 /// The weights after training on the minibatches, and how far they moved: squares of their norms, by name.

@@ -3,6 +3,7 @@
 //! Minibatch t reads, on stage r of p, version max(t_d, t − (p−1−r)) of that stage's weights, t_d the last drain; with vertical
 //! sync version max(t_d, t − (p−1)) on every stage. Its gradient makes version t + 1.
 mod closed;
+mod plainly;
 mod small;
 
 use closed::*;

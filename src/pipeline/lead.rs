@@ -13,9 +13,9 @@ const CHANNEL: Channel = Channel(16_382);
 /// ahead: it has no more minibatches in flight than there are stages.
 const UNDER_WAY: usize = 64;
 
-/// One worker leads, of the first stage: it is ahead of all others. Before each minibatch it says to every other whether the minibatch `ahead` minibatches later is run. So the
-/// others have that word long before they need it, and nobody waits for it; the run ends `ahead` minibatches after it was told
-/// to stop. `ahead` should be the number of minibatches that are in flight at once.
+/// One worker leads, of the first stage: it is ahead of all others. Before each minibatch it says to every other whether the
+/// minibatch `ahead` minibatches later is run. So the others have that word long before they need it, and nobody waits for it; the
+/// run ends `ahead` minibatches after it was told to stop. `ahead` should be the number of minibatches that are in flight at once.
 ///
 /// The other way every worker says to the leader, before each minibatch, whether it was told to stop itself. The leader listens
 /// `ahead` minibatches later, when that word must have come.

@@ -298,10 +298,13 @@ impl<'t> Engine<'t> {
         let pool = self.worker.device().pool();
         let mine: Vec<usize> = self.worker.stages().map(|s| s.index()).collect();
         for edge in self.plan.edges().iter().filter(|e| e.from != e.to) {
-            let sizes = self.plan.message_bytes(graph, edge, samples, [dtype, dtype]);
-            let rounded = self.plan.message_bytes(graph, edge, samples, [dtype, wire]);
-            if mine.contains(&edge.from) || mine.contains(&edge.to) {
-                sizes.iter().chain(&rounded).for_each(|&bytes| pool.reserve(bytes, self.in_flight + 1));
+            if !mine.contains(&edge.from) && !mine.contains(&edge.to) {
+                continue;
+            }
+            // As it is computed with, and as it travels, if that differs.
+            for wire in [Some(dtype), Some(wire).filter(|&w| w != dtype)].into_iter().flatten() {
+                let sizes = self.plan.message_bytes(graph, edge, samples, [dtype, wire]);
+                sizes.into_iter().for_each(|bytes| pool.reserve(bytes, self.in_flight + 1));
             }
         }
         self.worker.stages().for_each(|s| s.reserve(self.recipe.settings.micro_batches));

@@ -1,14 +1,12 @@
 //! The weights after a run of an asynchronous pipeline, by a plain loop over the whole graph.
-use super::small::minibatch;
+use super::{plainly::pass, small::minibatch};
 use pipewright::{
     Result,
-    autograd::{Cx, Grads, Mode, ParamRef, RunKey, Scope, Var},
     layers::*,
     optim::Optimizer,
     pipeline::plan::Plan,
     tensor::{DType, Device, Tensor},
 };
-use std::{collections::HashMap, sync::Arc};
 
 /// Samples of a minibatch.
 pub const SIZE: usize = 6;
@@ -86,37 +84,8 @@ pub fn closed_form(g: &Graph, case: &Case) -> Result<(Vec<f64>, Vec<Tensor>)> {
     for (t, &size) in sizes.iter().enumerate() {
         let read = |p: usize| &versions[p][reads(stage_of_param[p], t - drained)];
         let data = minibatch(t as u64, size, DType::F64, &device)?;
-        let batch = data.batch.as_ref().unwrap();
-        let mut cx = Cx::recording(Mode::Train, RunKey { seed: 7, step: t as u64, samples: Arc::from(&data.ids[..]) });
-        let params: Vec<Vec<ParamRef>> = g
-            .nodes()
-            .iter()
-            .map(|n| {
-                n.params
-                    .iter()
-                    .map(|&p| ParamRef { tensor: read(p).clone(), id: p, slot: p, trainable: true })
-                    .collect()
-            })
-            .collect();
-        let mut values: HashMap<Value, Var> = HashMap::new();
-        for (i, node) in g.nodes().iter().enumerate() {
-            let outputs = match &node.kind {
-                NodeKind::Input => vec![cx.input(batch.field(&node.name)?.clone(), false)],
-                NodeKind::Total => continue,
-                NodeKind::Layer(layer) => {
-                    cx.enter(Scope { node: &node.name, index: i, params: &params[i], state: &[] });
-                    let x: Vec<Var> = node.inputs.iter().map(|v| values[v].clone()).collect();
-                    layer.forward(&mut cx, &x)?.all()
-                }
-            };
-            values.extend(outputs.into_iter().enumerate().map(|(output, v)| (Value { node: i, output }, v)));
-        }
-        let loss = values[&Value { node: g.loss_node().unwrap(), output: 0 }].clone();
-        losses.push(loss.value().item()? / size as f64);
-        let seed = Tensor::full(1.0 / size as f64, &[], DType::F64, &device)?;
-        let mut grads = Grads::default();
-        cx.finish().0.unwrap().backward(&[(&loss, seed)], &mut grads)?;
-        let grads: Vec<Tensor> = (0..g.params().len()).map(|p| grads.take(p).unwrap()).collect();
+        let (loss, grads) = pass(g, &data, &|p| read(p).clone())?;
+        losses.push(loss);
         let is_last = t + 1 == sizes.len() || drains.contains(&t);
         for stage in 0..stages.len() {
             rounds[stage].push((size, grads.clone()));
