@@ -5,11 +5,12 @@
 # make bench-peers  times matrix products and training steps of seven models beside PyTorch's, if $TORCH_PYTHON names a Python that has it
 # make bench-network  trains on two hosts with slow links (network namespaces; needs root and iproute2), as pipelines and data parallel
 # make bench-accuracy  trains to 90 % accuracy on two hosts with a slow link, by data parallelism and as pipelines
+# make bench-prediction  compares predicted with measured throughput in five cases, one of them on two hosts (root and iproute2)
 # make docs   builds the documentation of the library
 # make setup  installs what is missing for the above
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: help setup demo test lint bench bench-peers bench-network bench-accuracy docs release
+.PHONY: help setup demo test lint bench bench-peers bench-network bench-accuracy bench-prediction docs release
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -40,6 +41,9 @@ bench-network: release
 
 bench-accuracy: release
 	@scripts/bench-accuracy.sh
+
+bench-prediction: release
+	@scripts/bench-prediction.sh
 
 docs: setup
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features mpi
