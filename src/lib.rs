@@ -13,6 +13,7 @@
 mod aloud;
 pub mod autograd;
 pub mod cli;
+mod clock;
 pub mod data;
 pub mod error;
 mod hex;

@@ -6,7 +6,10 @@ mod mpirun;
 use mpirun::mpirun;
 use pipewright::{
     Error, ErrorKind, Result,
-    pipeline::transport::{Channel, Header, Ticket, Transport, launch, measure_links},
+    pipeline::{
+        handling::of_messages,
+        transport::{Channel, Header, Ticket, Transport, launch, measure_links},
+    },
     tensor::{DType, Device, Philox, Tensor},
 };
 
@@ -169,7 +172,12 @@ fn links(t: &mut dyn Transport) -> Result<()> {
         let link = links.between(a, b).ok_or_else(|| Error::transport("every pair has a link"))?;
         assert!((1e-8..0.1).contains(&link.latency) && (1e6..1e12).contains(&link.bandwidth), "{link:?}");
     }
-    let text = format!("{links:?}").into_bytes();
+    // So is what a message takes of a core.
+    let handling = if t.size() > 1 { of_messages(t, [0, 1], [LARGE, 8])? } else { 1e-3 };
+    assert!((1e-7..0.1).contains(&handling), "{handling}");
+    let before = t.seconds_of_communication()?.unwrap_or(f64::NAN);
+    assert!(before > 0.0 && t.seconds_of_communication()?.is_some_and(|after| after >= before));
+    let text = format!("{links:?} {handling:?}").into_bytes();
     assert!(t.all_gather(&text)?.iter().all(|other| *other == text));
     Ok(())
 }

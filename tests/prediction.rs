@@ -8,6 +8,7 @@ use pipewright::{
     models::{self, Input, ModelConfig},
     optim::{Adam, Sgd},
     pipeline::{
+        handling::of_sums,
         plan::Plan,
         planner::Link,
         predict::{costs, run_of, seconds_per_minibatch},
@@ -16,15 +17,23 @@ use pipewright::{
             Kind,
             simulate::{Costs, StageCost},
         },
+        transport::threads::{self, Options},
     },
     tensor::{DType, Device},
+    train::{Recipe, Settings},
 };
+use std::sync::Arc;
 
 /// A plan of `n` stages with free edges whose costs are whole numbers.
 fn staged(n: usize) -> Result<(Plan, Costs)> {
     let plan = Plan::even(&model()?, n)?;
-    let stage =
-        |s: usize| StageCost { forward: 1.0 + s as f64, input_grad: 2.0, weight_grad: 3.0, step: 4.0, reduce: 0.0 };
+    let stage = |s: usize| StageCost {
+        forward: 1.0 + s as f64,
+        input_grad: 2.0,
+        weight_grad: 3.0,
+        step: 4.0,
+        ..Default::default()
+    };
     let edges = vec![Default::default(); plan.edges().len()];
     Ok((plan, Costs { stages: (0..n).map(stage).collect(), edges, ..Costs::default() }))
 }
@@ -88,7 +97,7 @@ fn costs_are_the_sums_of_the_nodes_and_the_bytes_over_the_links() -> Result<()> 
     let node = |n: usize| NodeCost { forward: n as f64, update: 1.0, ..NodeCost::default() };
     let nodes: Vec<NodeCost> = (0..g.nodes().len()).map(node).collect();
     let link = |a: usize, b: usize| Link { latency: (a + 10 * b) as f64, bandwidth: 2.0 };
-    let found = costs(&g, &plan, &nodes, &link, 5, 1, [DType::F32; 2])?;
+    let found = costs(&g, &plan, &nodes, &link, 5, 1, [DType::F32; 2], None)?;
     for (stage, cost) in plan.stages().iter().zip(&found.stages) {
         assert_eq!(cost.forward, stage.nodes.iter().sum::<usize>() as f64);
         assert_eq!(cost.step, stage.nodes.len() as f64);
@@ -98,7 +107,52 @@ fn costs_are_the_sums_of_the_nodes_and_the_bytes_over_the_links() -> Result<()> 
         assert_eq!((cost.forward, cost.backward), (forward as f64 / 2.0, backward as f64 / 2.0));
         assert_eq!(cost.latency, (edge.from + 10 * edge.to) as f64);
     }
-    assert!(costs(&g, &plan, &nodes[1..], &link, 5, 1, [DType::F32; 2]).is_err());
+    assert!(costs(&g, &plan, &nodes[1..], &link, 5, 1, [DType::F32; 2], None).is_err());
+    Ok(())
+}
+
+#[test]
+fn sums_travel_and_are_added_up_beside_the_backward_pass() -> Result<()> {
+    let g = model()?;
+    let plan = Plan::replicated(&g, &[], &[2])?;
+    // The last of two nodes with parameters is the first that B comes to.
+    let learned: Vec<usize> = (0..g.nodes().len()).filter(|&n| !g.nodes()[n].params.is_empty()).collect();
+    let (first, last) = (learned[0], learned[learned.len() - 1]);
+    let mut nodes = vec![NodeCost { update: 0.5, ..NodeCost::default() }; g.nodes().len()];
+    (nodes[last].weight_grad, nodes[last].param_bytes) = (2.0, 300);
+    (nodes[first].weight_grad, nodes[first].param_bytes) = (1.0, 100);
+    let updates = 0.5 * g.nodes().len() as f64;
+    let stage = |bandwidth: f64, sums: Option<&[f64]>| {
+        let link = Link { latency: 0.125, bandwidth };
+        costs(&g, &plan, &nodes, &|_, _| link, 5, 1, [DType::F32; 2], sums)
+            .map(|c| (c.stages[0].sum, c.stages[0].reduce))
+    };
+    // Each worker sends and gets as many bytes as there are. The last node's gradients leave at 2 and are there at 5, those of the first
+    // at 6; adding ends at 2 + 3/4 · 0.8 + 1 + 1/4 · 0.8 = 3.8.
+    let (sum, reduce) = stage(100.0, Some(&[0.8]))?;
+    assert_eq!(sum, 0.8);
+    approx::assert_relative_eq!(reduce, 6.0 - 3.8 + 0.25, max_relative = 1e-12);
+    // Nothing is left to wait for on a fast link, or where adding takes longer than that.
+    approx::assert_relative_eq!(stage(1e12, Some(&[0.8]))?.1, 0.25, max_relative = 1e-6);
+    assert_eq!(stage(100.0, Some(&[9.0]))?, (9.0, 0.25));
+    // What was not measured is taken for an update.
+    assert_eq!(stage(100.0, None)?.0, updates);
+    Ok(())
+}
+
+#[test]
+fn sums_are_tried_by_the_workers_of_their_stages() -> Result<()> {
+    let graph = Arc::new(model()?);
+    let plan = Plan::replicated(&graph, &[Plan::even(&graph, 2)?.stages()[1].nodes[0]], &[2, 1])?;
+    let recipe = Recipe { graph, optimizer: Arc::new(Sgd::new(0.1)), settings: Settings::default() };
+    let setup = recipe.setup(vec![0; 3]);
+    // All of it, and a part that stands for all.
+    for bandwidth in [1e12, 1e3] {
+        let link = |_, _| Link { latency: 1e-6, bandwidth };
+        let all = threads::run(3, Options::default(), |t| of_sums(&setup, &plan, &link, true, t, &Device::cpu(1)?))?;
+        assert!(all.iter().all(|sums| *sums == all[0]));
+        assert!((1e-7..1.0).contains(&all[0][0]) && all[0][1] == 0.0, "{all:?}");
+    }
     Ok(())
 }
 

@@ -156,7 +156,7 @@ fn simulated(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> f64 {
     let cost = |(stage, sync): (&Part, &f64)| {
         let [forward, backward] = passes(graph, stage);
         let reduce = (sync * stage.workers.len() as f64 - backward).max(0.0);
-        StageCost { forward, input_grad: backward / 2.0, weight_grad: backward / 2.0, step: 0.0, reduce }
+        StageCost { forward, input_grad: backward / 2.0, weight_grad: backward / 2.0, reduce, ..Default::default() }
     };
     let stage_of = |n: usize| stages.iter().position(|s| s.nodes.contains(&n)).expect("a stage");
     let edge = |cut: usize| {
@@ -165,7 +165,7 @@ fn simulated(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> f64 {
         let pairs = stages[cut].workers.iter().flat_map(|&a| stages[cut + 1].workers.iter().map(move |&b| (a, b)));
         let level = pairs.filter_map(|(a, b)| topology.between(a, b)).max().expect("two workers");
         let seconds = bytes / topology.slowest(level).bandwidth;
-        EdgeCost { forward: seconds, backward: seconds, latency: 0.0 }
+        EdgeCost { forward: seconds, backward: seconds, ..EdgeCost::default() }
     };
     let wiring = Wiring::replicated(&stages.iter().map(|s| s.workers.len()).collect::<Vec<_>>());
     let costs = Costs {

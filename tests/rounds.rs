@@ -103,8 +103,8 @@ fn balanced_replicas_are_busy() {
         forward: seconds,
         input_grad: seconds,
         weight_grad: seconds,
-        step: 0.0,
         reduce,
+        ..StageCost::default()
     };
     for reduce in [0.0, 3.0] {
         let costs =

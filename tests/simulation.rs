@@ -1,5 +1,8 @@
 //! The simulator against the golden numbers and closed forms of the published schedules.
-use pipewright::pipeline::schedule::{Inst, Kind, Wiring, lower, make, make_for, simulate, simulate::Costs};
+use pipewright::pipeline::schedule::{
+    Inst, Kind, Wiring, lower, make, make_for, prepare, simulate,
+    simulate::{Costs, StageCost},
+};
 
 fn uniform(kind: Kind, p: usize, m: usize, lowered: bool) -> simulate::Timeline {
     let wiring = Wiring::straight(p);
@@ -142,4 +145,46 @@ fn missing_costs_are_refused() {
     let programs = make(Kind::GPipe, 2, 2).unwrap();
     let error = simulate(&programs, &wiring, &Costs::default()).unwrap_err();
     assert!(error.to_string().contains("costs of 0 stages"), "{error}");
+}
+
+/// What a sum takes of a core comes before the wait for the others, and lasts longer where cores are shared.
+#[test]
+fn a_sum_takes_what_is_added_and_what_the_links_take() {
+    let wiring = Wiring::replicated(&[2]);
+    let (programs, _) = prepare(Kind::PipeDream, &wiring.shape().unwrap(), &wiring, 200).unwrap();
+    let uniform = Costs::uniform(&wiring, 1.0, 1.0, 1.0);
+    let stage = StageCost { sum: 0.5, reduce: 0.25, step: 0.125, ..uniform.stages[0] };
+    let run = |cores| simulate(&programs, &wiring, &Costs { stages: vec![stage], cores, ..uniform.clone() }).unwrap();
+    let alone = run(None);
+    // A hundred rounds of two minibatches at once.
+    assert_eq!(alone.makespan, 100.0 * (3.0 + 0.5 + 0.25 + 0.125));
+    for worker in &alone.workers {
+        assert_eq!((worker.busy, worker.elapsed, worker.communication), (362.5, 362.5, 25.0));
+    }
+    // On one core all but the wait takes twice as long.
+    let shared = run(Some(1.0));
+    assert_eq!(shared.makespan, 100.0 * (2.0 * (3.0 + 0.5 + 0.125) + 0.25));
+    assert_eq!((shared.workers[0].busy, shared.workers[0].elapsed), (362.5, 725.0));
+}
+
+/// What a message takes of a core comes out of the pass that it meets; who waits anyway has it for nothing.
+#[test]
+fn messages_take_their_handling_out_of_passes() {
+    let wiring = Wiring::straight(2);
+    let mut costs = Costs::uniform(&wiring, 0.25, 0.25, 0.25);
+    costs.stages[1] = StageCost { forward: 3.0, input_grad: 3.0, weight_grad: 3.0, ..StageCost::default() };
+    let run = |kind, costs: &Costs| {
+        let programs = lower(&make(kind, 2, 1000).unwrap(), &wiring).unwrap();
+        simulate(&programs, &wiring, costs).unwrap()
+    };
+    let without = [Kind::PipeDream, Kind::Sequential].map(|kind| run(kind, &costs));
+    assert_eq!(without[0].seconds_per_micro_batch, 9.0);
+    costs.edges[0].handling = 0.125;
+    let with = [Kind::PipeDream, Kind::Sequential].map(|kind| run(kind, &costs));
+    // While the slow worker computes, a value comes and a gradient leaves for each minibatch.
+    assert_eq!(with[0].seconds_per_micro_batch, 9.25);
+    assert_eq!(with[0].workers[1].busy, without[0].workers[1].busy);
+    // One after the other: nobody computes while a message is under way but the first worker, which begins with the next micro-batch as
+    // soon as it has the last one's gradient.
+    assert_eq!(with[1].makespan, without[1].makespan);
 }

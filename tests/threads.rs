@@ -1,9 +1,12 @@
 //! Messages and failures among workers that are threads of one process.
 use pipewright::{
     Error, ErrorKind, Result,
-    pipeline::transport::{
-        Channel, Header, Transport, measure_links,
-        threads::{self, Options},
+    pipeline::{
+        handling::of_messages,
+        transport::{
+            Channel, Header, Transport, measure_links,
+            threads::{self, Options},
+        },
     },
     tensor::{DType, Device, Tensor},
 };
@@ -182,5 +185,7 @@ fn links_are_the_same_on_all_workers() -> Result<()> {
     assert!(all[0].between(1, 1).is_none() && all[0].between(0, 3).is_none());
     // All threads are on one host.
     assert!(all[0].together().is_empty());
+    // They have no thread for messages.
+    assert_eq!(threads::run(2, Options::default(), |t| of_messages(t, [0, 1], [8, 8]))?, [0.0; 2]);
     Ok(())
 }

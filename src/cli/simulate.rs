@@ -218,11 +218,11 @@ fn given(args: &Args) -> Result<Subject> {
         input_grad: backward[s] / 2.0,
         weight_grad: backward[s] / 2.0,
         step: update[s],
-        reduce: 0.0,
+        ..StageCost::default()
     };
     let edge = |e: usize| {
         let seconds = bytes[e] / link.bandwidth;
-        EdgeCost { forward: seconds, backward: seconds, latency: link.latency }
+        EdgeCost { forward: seconds, backward: seconds, latency: link.latency, ..EdgeCost::default() }
     };
     let costs =
         Costs { stages: (0..stages).map(stage).collect(), edges: (0..edges).map(edge).collect(), ..Costs::default() };
@@ -240,7 +240,7 @@ fn planned(args: &Args, plan: &str) -> Result<Subject> {
         Some(replicas) => plan_shape(&graph, &nodes, &|_, _| link, &replicas?, samples, DType::F32)?.plan,
         None => Plan::load(&graph, plan.as_ref())?,
     };
-    let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, of_an_update, [DType::F32; 2])?;
+    let costs = predict::costs(&graph, &plan, &nodes, &|_, _| link, samples, of_an_update, [DType::F32; 2], None)?;
     // As each worker is on a core of its own.
     Ok(Subject { shape: plan.shape()?, wiring: plan.wiring(true), costs, samples: Some(samples) })
 }

@@ -1,6 +1,7 @@
 //! The pipeline: profile, plan, schedule, run.
 pub mod checkpoint;
 pub mod faults;
+pub mod handling;
 pub mod lead;
 mod monitor;
 pub mod plan;

@@ -19,7 +19,8 @@ const ROUNDS: usize = 16;
 
 /// What the stages and edges of a plan take for micro-batches of `samples` samples, `micro_batches` of which share an update.
 /// `nodes` are what all nodes cost one of them ([`NodeCost::per_micro_batch`]), `link` gives the link between two workers; `types` are
-/// those that the model computes in, and that values which have a gradient travel as.
+/// those that the model computes in, and that values which have a gradient travel as. `sums` are the seconds that a sum of each stage's
+/// gradients takes of a worker's core, if they were measured; else it is taken for as long as an update, which moves as many bytes.
 ///
 /// # Errors
 /// If the costs are not those of all nodes.
@@ -31,6 +32,7 @@ pub fn costs(
     samples: usize,
     micro_batches: usize,
     types: [DType; 2],
+    sums: Option<&[f64]>,
 ) -> Result<Costs> {
     if nodes.len() != graph.nodes().len() {
         return Err(Error::plan(format!("costs of {} nodes for a model of {}", nodes.len(), graph.nodes().len())));
@@ -41,17 +43,20 @@ pub fn costs(
         let pairs = from.iter().flat_map(|&a| to.iter().map(move |&b| (a, b))).filter(|(a, b)| a != b);
         pairs.map(|(a, b)| link(a, b)).reduce(Link::and)
     };
-    let stages = plan.stages().iter().map(|stage| {
+    let stages = plan.stages().iter().enumerate().map(|(s, stage)| {
         let sum = |time: fn(&NodeCost) -> f64| -> f64 { stage.nodes.iter().map(|&n| time(&nodes[n])).sum() };
-        let reduce = slowest(&stage.workers, &stage.workers).map_or(0.0, |link| {
-            let last_first = stage.nodes.iter().rev().map(|&n| &nodes[n]);
-            exposed(last_first, stage.workers.len(), link) + micro_batches as f64 * sum(|c| c.update)
+        let step = micro_batches as f64 * sum(|c| c.update);
+        let [adding, reduce] = slowest(&stage.workers, &stage.workers).map_or([0.0; 2], |link| {
+            let adding = sums.and_then(|sums| sums.get(s).copied()).unwrap_or(step);
+            let last_first: Vec<&NodeCost> = stage.nodes.iter().rev().map(|&n| &nodes[n]).collect();
+            [adding, exposed(&last_first, stage.workers.len(), link, adding)]
         });
         StageCost {
             forward: sum(|c| c.forward),
             input_grad: sum(|c| c.input_grad),
             weight_grad: sum(|c| c.weight_grad),
-            step: micro_batches as f64 * sum(|c| c.update),
+            step,
+            sum: adding,
             reduce,
         }
     });
@@ -61,21 +66,25 @@ pub fn costs(
             return EdgeCost::default();
         };
         let [forward, backward] = plan.message_bytes(graph, edge, samples, types);
-        EdgeCost { forward: forward as f64 / bandwidth, backward: backward as f64 / bandwidth, latency }
+        let (forward, backward) = (forward as f64 / bandwidth, backward as f64 / bandwidth);
+        EdgeCost { forward, backward, latency, ..EdgeCost::default() }
     };
     Ok(Costs { stages: stages.collect(), edges: plan.edges().iter().map(edge).collect(), ..Costs::default() })
 }
 
-/// Seconds for which the workers of a stage wait for the sum of their gradients after B, of nodes in the order of B: each gradient is
-/// on its way as soon as it is made, 2(R−1)/R of it in and out of every worker, there and back.
-fn exposed<'a>(nodes: impl Iterator<Item = &'a NodeCost>, replicas: usize, link: Link) -> f64 {
+/// Seconds for which the workers of a stage wait for the sum of their gradients after B and the `adding`, of nodes in the order of B: each
+/// gradient is on its way as soon as it is made, 2(R−1)/R of it in and out of every worker, there and back, while the worker adds up its
+/// part of the adding and makes the next ones.
+fn exposed(nodes: &[&NodeCost], replicas: usize, link: Link, adding: f64) -> f64 {
     let moved = 2.0 * (replicas as f64 - 1.0) / replicas as f64;
-    let (mut made, mut sent) = (0.0, 0.0f64);
+    let bytes: f64 = nodes.iter().map(|node| node.param_bytes as f64).sum();
+    let (mut done, mut sent) = (0.0, 0.0f64);
     for node in nodes {
-        made += node.input_grad + node.weight_grad;
-        sent = sent.max(made) + moved * node.param_bytes as f64 / link.bandwidth;
+        done += node.input_grad + node.weight_grad;
+        sent = sent.max(done) + moved * node.param_bytes as f64 / link.bandwidth;
+        done += adding * node.param_bytes as f64 / bytes.max(1.0);
     }
-    sent - made + 2.0 * link.latency
+    (sent - done).max(0.0) + 2.0 * link.latency
 }
 
 /// Seconds from one minibatch of `micro_batches` micro-batches to the next.

@@ -7,12 +7,12 @@ pub use cost_graph::{CostGraph, CostNode, Trimmed};
 
 use crate::{
     Context, Error, Result,
+    clock::seconds_of_this_thread,
     layers::{Graph, NodeId},
     optim::{Optimizer, Sgd},
     tensor::{DType, Device, Machine, backend::Counted},
 };
 use rehearsal::Rehearsal;
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, ops::Range, path::Path, time::Instant};
 
@@ -396,12 +396,6 @@ fn typical(steps: &[Vec<NodeCost>]) -> Vec<NodeCost> {
         }
     }
     nodes
-}
-
-/// Seconds that the calling thread had on a core so far.
-fn seconds_of_this_thread() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
 /// The upper median; 0 of nothing.

@@ -91,13 +91,7 @@ impl Stage {
         let graph = setup.graph.clone();
         let weights = Weights::new(&graph, &nodes, &*setup.optimizer, setup.seed, setup.dtype, device)?;
         let place = (index, &of_plan.workers[..], me);
-        let reducer = (of > 1 && !setup.asp)
-            .then(|| {
-                let hosts: Vec<usize> = of_plan.workers.iter().map(|&w| setup.host(w)).collect();
-                let means = setup.means();
-                Reducer::new(place, &hosts, means, &weights.slots(), setup.dtype, device)
-            })
-            .transpose()?;
+        let reducer = (of > 1 && !setup.asp).then(|| setup.reducer(place, &weights.slots(), device)).transpose()?;
         let replica = Replica { index: me, of, apart: of > 1 && setup.keeps_apart() };
         let readers = plan.stages()[0].workers.len();
         let factor = if setup.rounds && setup.scale_rate { of as f64 / readers as f64 } else { 1.0 };

@@ -10,6 +10,7 @@ use crate::{
     hex::hex,
     layers::{Graph, NodeId, NodeKind},
     pipeline::{
+        handling,
         plan::Plan,
         planner::{self, Link},
         predict,
@@ -73,10 +74,14 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let size = s.micro_batch();
     let sizes = Profile::sizes(graph, s.dtype, size);
     let workers = transport.size();
+    let mut shares = false;
     let (profile, links) = if s.deterministic {
         (Profile::estimate(graph, &*recipe.optimizer, s.dtype, &sizes)?, None)
     } else {
-        let crowding = crowding(transport, s.threads)?.max(1.0);
+        let crowding = crowding(transport, s.threads)?;
+        // Where each worker has a core to spare its messages are handled there.
+        shares = crowding > 0.5;
+        let crowding = crowding.max(1.0);
         let mut together = || transport.all_gather(&[]).map(|_| ());
         let mine = Profile::measure(graph, &*recipe.optimizer, device, s.dtype, &sizes, crowding, &mut together)?;
         (Profile::merge(&gather(transport, &mine)?)?, Some(measure_links(transport)?))
@@ -107,7 +112,31 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
     let link = |a, b| links.as_ref().and_then(|l| l.between(a, b)).unwrap_or(ASSUMED);
-    let mut costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, [s.dtype, s.wire()])?;
+    let types = [s.dtype, s.wire()];
+    // One for other workers is refused later, when it is to be run.
+    let is_ours = plan.workers() == workers;
+    let sums = match s.deterministic || s.asp || !is_ours {
+        true => None,
+        false => {
+            let setup = recipe.setup(transport.hosts().to_vec());
+            Some(handling::of_sums(&setup, &plan, &link, shares, transport, device)?)
+        }
+    };
+    let mut costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, types, sums.as_deref())?;
+    if shares && is_ours {
+        for (edge, cost) in plan.edges().iter().zip(&mut costs.edges) {
+            let [from, to] = [edge.from, edge.to].map(|s| plan.stages()[s].workers[0]);
+            let bytes = plan.message_bytes(graph, edge, size, types);
+            cost.handling = if from == to { 0.0 } else { handling::of_messages(transport, [from, to], bytes)? };
+        }
+    }
+    device.pool().trim();
+    let handling: Vec<f64> = costs.edges.iter().map(|edge| edge.handling).collect();
+    tracing::info!(
+        ?sums,
+        ?handling,
+        "seconds of a core for a sum of each stage's gradients, and for a message of each edge"
+    );
     if s.asp {
         // Gradients and answers travel beside the next forward pass too.
         costs.stages.iter_mut().for_each(|stage| stage.reduce = (stage.reduce - stage.forward).max(0.0));

@@ -3,7 +3,8 @@
 //! It takes compute-only programs, whose messages follow from the wiring, and lowered ones; without transfer times both give
 //! the same. Sends are buffered. Each worker has a link of its own, in and out at once: the messages of a direction, to or from
 //! whichever workers, and the sums of gradients move through it one after the other in the order in which they were sent, latencies
-//! overlap. Workers that share cores slow each other down while they compute.
+//! overlap. What a message takes of a core comes out of the pass that it meets; a worker that waits has it for nothing. Workers that
+//! share cores slow each other down while they compute.
 mod run;
 
 use super::{Inst, Program, Programs, Wiring};
@@ -21,7 +22,9 @@ pub struct StageCost {
     pub weight_grad: f64,
     /// `Step`.
     pub step: f64,
-    /// `Reduce`, from when the last worker of the stage comes to it until all can go on.
+    /// What a sum of gradients takes of a worker's core, at the beginning of `Reduce`; in truth much of it is between the layers of B.
+    pub sum: f64,
+    /// `Reduce`, from when the last worker of the stage has come to the end of that until all can go on.
     pub reduce: f64,
 }
 
@@ -34,6 +37,8 @@ pub struct EdgeCost {
     pub backward: f64,
     /// Seconds from the end of that to arrival.
     pub latency: f64,
+    /// Seconds by which a message lengthens the pass that it meets at either end: the thread that moves it takes the core.
+    pub handling: f64,
 }
 
 /// What everything takes.
@@ -211,7 +216,7 @@ pub fn simulate(programs: &Programs, wiring: &Wiring, costs: &Costs) -> Result<T
     Ok(timeline)
 }
 
-/// Seconds of a pass or update, without overhead.
+/// Seconds of a pass or update, or of the adding of a sum, without overhead.
 fn duration(inst: Inst, costs: &Costs) -> Option<f64> {
     let cost = costs.stages.get(inst.stage()?)?;
     match inst {
@@ -220,6 +225,7 @@ fn duration(inst: Inst, costs: &Costs) -> Option<f64> {
         Inst::I { .. } => Some(cost.input_grad),
         Inst::W { .. } => Some(cost.weight_grad),
         Inst::Step { .. } => Some(cost.step),
+        Inst::Reduce { .. } => Some(cost.sum),
         _ => None,
     }
 }

@@ -1,15 +1,17 @@
 //! What a stage is given, and what it gives.
 use crate::{
+    Result,
     autograd::{Mode, RunKey},
     layers::{Graph, NodeId, Value},
     optim::Optimizer,
     pipeline::{
         plan::{Edge, Plan},
-        reduce::{AllReduce, Compression, Means},
+        reduce::{AllReduce, Compression, Means, Reducer},
         schedule::{MicroBatch, WeightPolicy},
         transport::Transport,
+        weights::Slot,
     },
-    tensor::{DType, Tensor},
+    tensor::{DType, Device, Tensor},
 };
 use std::{collections::HashMap, sync::Arc};
 
@@ -120,7 +122,7 @@ pub struct Setup {
 
 impl Setup {
     /// The host of a worker.
-    pub(super) fn host(&self, worker: usize) -> usize {
+    fn host(&self, worker: usize) -> usize {
         self.hosts.get(worker).copied().unwrap_or(0)
     }
 
@@ -129,8 +131,22 @@ impl Setup {
         self.deterministic && !self.rounds && !matches!(self.compression, Compression::PowerSgd { .. })
     }
 
+    /// One worker's side of the sums of a stage: number `me` of its `workers`.
+    ///
+    /// # Errors
+    /// If its gradients cannot be added up so on these workers, or there is no memory.
+    pub(in crate::pipeline) fn reducer(
+        &self,
+        (stage, workers, me): (usize, &[usize], usize),
+        slots: &[Slot],
+        device: &Device,
+    ) -> Result<Reducer> {
+        let hosts: Vec<usize> = workers.iter().map(|&w| self.host(w)).collect();
+        Reducer::new((stage, workers, me), &hosts, self.means(), slots, self.dtype, device)
+    }
+
     /// How gradients are brought together.
-    pub(super) fn means(&self) -> Means {
+    fn means(&self) -> Means {
         let Setup { all_reduce, compression, rounds: mean, deterministic: in_order, seed, .. } = *self;
         Means { all_reduce, compression, mean, in_order, seed }
     }

@@ -8,7 +8,7 @@ use crate::{
 use std::time::Instant;
 
 /// The highest tag that every MPI library grants: no edge of a plan gets there.
-const CHANNEL: Channel = Channel(32_767);
+pub(in crate::pipeline) const CHANNEL: Channel = Channel(32_767);
 /// Bytes of a message whose time is all latency.
 const SMALL: usize = 8;
 /// Bytes of the longest message; slow links are measured with shorter ones.
@@ -203,6 +203,7 @@ fn answer(transport: &mut dyn Transport, from: usize) -> Result<()> {
     }
 }
 
-fn header(data: &Tensor) -> Header {
+/// The header of a message that belongs to no edge.
+pub(in crate::pipeline) fn header(data: &Tensor) -> Header {
     Header { edge: u32::MAX, backward: false, mb: 0, version: 0, dtype: data.dtype(), shape: data.shape().to_vec() }
 }

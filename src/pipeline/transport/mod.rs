@@ -14,6 +14,7 @@ use crate::{
 };
 pub use header::Header;
 pub use launch::launch;
+pub(super) use links::{CHANNEL, header as header_of};
 pub use links::{Links, Together, measure_links};
 use std::sync::Arc;
 
@@ -60,6 +61,13 @@ pub trait Transport: Send {
     fn test(&mut self, ticket: Ticket) -> Result<bool>;
     /// Gives every worker the bytes of all of them, in order of rank. All workers call it in the same order.
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// Seconds that the thread which moves this worker's messages had on a core so far; `None` if it has none of its own.
+    ///
+    /// # Errors
+    /// If that thread has ended.
+    fn seconds_of_communication(&mut self) -> Result<Option<f64>> {
+        Ok(None)
+    }
     /// Tells all others that this worker failed, so that they fail too. Over MPI it prints the error and ends the job: it does
     /// not return.
     fn abort(&mut self, error: &Error);

@@ -204,7 +204,7 @@ impl Transport for MpiTransport {
         }
         match self.end_of(ticket.0)? {
             Done::Received(header, tensor) => Ok(Some((header, tensor))),
-            Done::Sent | Done::Gathered(_) | Done::Finished => Ok(None),
+            Done::Sent | Done::Gathered(_) | Done::Seconds(_) | Done::Finished => Ok(None),
         }
     }
 
@@ -223,6 +223,14 @@ impl Transport for MpiTransport {
         match self.end_of(id)? {
             Done::Gathered(all) => Ok(all),
             _ => Err(Error::transport("all_gather: a reply to something else")),
+        }
+    }
+
+    fn seconds_of_communication(&mut self) -> Result<Option<f64>> {
+        let id = self.ask(|id| Command::Seconds { id })?;
+        match self.end_of(id)? {
+            Done::Seconds(seconds) => Ok(Some(seconds)),
+            _ => Err(Error::transport("seconds_of_communication: a reply to something else")),
         }
     }
 

@@ -22,6 +22,13 @@ struct Pass {
     left: f64,
 }
 
+/// A message on its way to a worker.
+struct Coming {
+    worker: usize,
+    at: f64,
+    handling: f64,
+}
+
 /// The workers of a stage at a `Reduce`.
 #[derive(Default)]
 struct Meeting {
@@ -50,6 +57,12 @@ pub(super) struct Run<'a> {
     transfers: HashMap<Message, Transfer>,
     /// When the link of each worker is free: out, and in.
     free: [Vec<f64>; 2],
+    /// Messages that will be at a worker, and what they take of its core.
+    coming: Vec<Coming>,
+    /// What the messages that a worker has just sent still take of its core, and since when.
+    leaving: Vec<(f64, f64)>,
+    /// Whether a worker that comes to a `Reduce` has added up its part.
+    added: Vec<bool>,
     /// By stage and micro-batch.
     reduces: HashMap<(usize, MicroBatch), Meeting>,
     /// Arrivals of sends that were not waited for yet.
@@ -75,6 +88,9 @@ impl<'a> Run<'a> {
             live: vec![HashSet::new(); n],
             transfers: HashMap::new(),
             free: [vec![0.0; n], vec![0.0; n]],
+            coming: Vec::new(),
+            leaving: vec![(0.0, 0.0); n],
+            added: vec![false; n],
             reduces: HashMap::new(),
             sends: HashMap::new(),
             events: Vec::new(),
@@ -128,6 +144,7 @@ impl<'a> Run<'a> {
         let idle = self.passes.iter().zip(&self.clocks).filter(|(pass, clock)| pass.is_none() && **clock > now);
         let next = self.passes.iter().flatten().map(until).chain(idle.map(|(_, &clock)| clock)).reduce(f64::min);
         let Some(next) = next else { return false };
+        let next = self.coming.iter().map(|c| c.at).fold(next, f64::min).max(now);
         self.now = next;
         for worker in 0..self.passes.len() {
             let Some(pass) = self.passes[worker].as_mut().filter(|p| p.start <= now) else { continue };
@@ -135,6 +152,12 @@ impl<'a> Run<'a> {
                 pass.left = (pass.left - (next - now) * speed).max(0.0);
             } else if let Some(pass) = self.passes[worker].take() {
                 self.end(worker, pass);
+            }
+        }
+        for Coming { worker, handling, .. } in self.coming.extract_if(.., |c| c.at <= next) {
+            // A worker that waits has waited for the thread that handles the message, too: the time of links includes it.
+            if let Some(pass) = self.passes[worker].as_mut().filter(|p| p.start < next) {
+                pass.left += handling;
             }
         }
         true
@@ -172,8 +195,16 @@ impl<'a> Run<'a> {
                 }
                 None => return Err(Error::schedule(format!("worker {worker} waits for a send of {m:?} not made"))),
             },
+            Inst::Reduce { stage, .. }
+                if !self.added[worker] && self.costs.stages.get(stage).is_some_and(|c| c.sum > 0.0) =>
+            {
+                self.passes[worker] = Some(Pass { inst, start, left: self.length(worker, inst, start) });
+                self.note_repeat(worker, start);
+                return Ok(true);
+            }
             Inst::Reduce { stage, mb } => {
                 let Some(end) = self.reduced(worker, stage, mb, start) else { return Ok(false) };
+                self.added[worker] = false;
                 end
             }
             Inst::Post(_) | Inst::Free { .. } => start,
@@ -213,15 +244,28 @@ impl<'a> Run<'a> {
             let live = self.live[worker].len();
             self.times[worker].peak_activations = self.times[worker].peak_activations.max(live);
         }
-        self.passes[worker] = Some(Pass { inst, start, left: duration(inst, self.costs).unwrap_or(0.0) });
+        self.passes[worker] = Some(Pass { inst, start, left: self.length(worker, inst, start) });
         self.note_repeat(worker, start);
         self.positions[worker] += 1;
         Ok(true)
     }
 
+    /// What a pass takes of a core that begins at `start`: with what the messages still take that the worker has sent.
+    fn length(&mut self, worker: usize, inst: Inst, start: f64) -> f64 {
+        let (since, left) = std::mem::take(&mut self.leaving[worker]);
+        duration(inst, self.costs).unwrap_or(0.0) + (left - (start - since)).max(0.0)
+    }
+
     /// Ends a pass or an update now.
     fn end(&mut self, worker: usize, Pass { inst, start, .. }: Pass) {
         let (stage, mb, end) = (inst.stage().unwrap_or(0), inst.mb().unwrap_or(0), self.now);
+        if matches!(inst, Inst::Reduce { .. }) {
+            // It comes to the instruction again, to wait for the others.
+            (self.added[worker], self.clocks[worker]) = (true, end);
+            self.times[worker].busy += duration(inst, self.costs).unwrap_or(0.0);
+            self.times[worker].elapsed += end - start;
+            return;
+        }
         if matches!(inst, Inst::B { .. } | Inst::W { .. }) || self.programs.step_every == 0 {
             self.live[worker].remove(&(stage, mb));
         }
@@ -300,7 +344,13 @@ impl<'a> Run<'a> {
         if seconds > 0.0 {
             (out[from], into[to]) = (end, end);
         }
-        Transfer { sent, arrival: end + cost.latency }
+        let arrival = end + cost.latency;
+        if cost.handling > 0.0 {
+            let (since, left) = self.leaving[from];
+            self.leaving[from] = (sent, (left - (sent - since)).max(0.0) + cost.handling);
+            self.coming.push(Coming { worker: to, at: arrival, handling: cost.handling });
+        }
+        Transfer { sent, arrival }
     }
 
     /// Notes when a repeat of the first worker's period began.

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     Error, Result,
+    clock::seconds_of_this_thread,
     tensor::{Buffer, Device, Tensor},
 };
 use std::{
@@ -56,6 +57,10 @@ pub(super) enum Command {
     Finish {
         id: u64,
     },
+    /// What this thread had on a core so far.
+    Seconds {
+        id: u64,
+    },
     /// The worker waits.
     Hurry,
     Abort,
@@ -66,6 +71,7 @@ pub(super) enum Done {
     Sent,
     Received(Header, Tensor),
     Gathered(Vec<Vec<u8>>),
+    Seconds(f64),
     Finished,
 }
 
@@ -218,7 +224,7 @@ impl Comm {
 
     /// Starts what is asked for.
     fn command(&mut self, command: Command) {
-        self.started += u64::from(!matches!(command, Command::Hurry));
+        self.started += u64::from(!matches!(command, Command::Hurry | Command::Seconds { .. }));
         if self.options.panic_at == Some(self.started) {
             panic!("the communication thread panics, as PIPEWRIGHT_MPI_PANIC asks");
         }
@@ -229,6 +235,7 @@ impl Comm {
             }
             Command::Gather { id, bytes } => (id, self.start_gather(id, bytes)),
             Command::Finish { id } => (id, self.outstanding.barrier(Key::Finish(id))),
+            Command::Seconds { id } => return self.reply(id, Ok(Done::Seconds(seconds_of_this_thread()))),
             Command::Hurry => return,
             Command::Abort => return ffi::abort_if_owner(1),
         };
