@@ -136,7 +136,8 @@ impl FromStr for Compression {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Compression> {
-        let wrong = || Error::config(format!("compression: none, bf16, or powersgd:RANK expected, got {text:?}"));
+        let wrong =
+            || Error::config(format!("compress_gradients: none, bf16, or powersgd:RANK expected, got {text:?}"));
         match text.split_once(':') {
             None if text == "none" => Ok(Compression::None),
             None if text == "bf16" => Ok(Compression::Bf16),
