@@ -19,7 +19,14 @@ use pipewright::{
     train::{Engine, Recipe, StepLoss},
 };
 use small::*;
-use std::{thread, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
 
 /// The sum of its first input, whatever the labels: its gradient does not depend on the weights.
 struct Total;
@@ -305,5 +312,88 @@ fn a_trainer_plans_one_stage() -> Result<()> {
     let report = trainer.run()?;
     assert_eq!((report.stages.len(), report.steps, report.stages[0].workers.len()), (1, 64, 3));
     assert!(report.train_loss[1] < report.train_loss[0] && report.test_accuracy.is_some_and(|a| a > 0.3), "{report:?}");
+    Ok(())
+}
+
+/// Notes how many forward passes each worker has begun, and by how many the foremost is ahead of this one during a pass.
+struct Lag {
+    begun: Arc<Vec<AtomicU64>>,
+    most: Arc<AtomicU64>,
+    worker: usize,
+    delay: Duration,
+}
+
+impl Layer for Lag {
+    fn kind(&self) -> &'static str {
+        "lag"
+    }
+    fn forward(&self, cx: &mut Cx, x: &[Var]) -> Result<Outputs> {
+        if x[0].value().device().backend().has_data() {
+            let mine = self.begun[self.worker].fetch_add(1, SeqCst) + 1;
+            thread::sleep(self.delay);
+            let first = self.begun.iter().map(|n| n.load(SeqCst)).max().unwrap_or(0);
+            self.most.fetch_max(first - mine, SeqCst);
+        }
+        Ok(cx.scale(single(x)?, 1.0)?.into())
+    }
+    fn examples() -> Vec<Example> {
+        Vec::new()
+    }
+}
+
+/// While one worker makes a gradient, others that are faster get ahead of it by as many minibatches as they may, and not by one more.
+#[test]
+fn nobody_is_further_ahead_than_allowed() -> Result<()> {
+    for slow in 0..3 {
+        let begun: Arc<Vec<AtomicU64>> = Arc::new((0..3).map(|_| AtomicU64::new(0)).collect());
+        let most = Arc::new(AtomicU64::new(0));
+        let model = |worker: usize| {
+            let delay = Duration::from_millis(if worker == slow { 60 } else { 0 });
+            let mut g = Graph::new();
+            let (x, label) = (g.input("x", [6, 6, 2]), g.label("label"));
+            let a = g.add(Flatten, [x])?;
+            let a = g.add(Lag { begun: begun.clone(), most: most.clone(), worker, delay }, [a])?;
+            let y = g.add(Linear::new(72, 3), [a])?;
+            let loss = g.add(CrossEntropy::new(), [y, label])?;
+            g.with_loss(loss)
+        };
+        let recipes = (0..3).map(|w| Ok(asp(model(w)?, sgd(), 6))).collect::<Result<Vec<_>>>()?;
+        run(&recipes, &[6; 36], &[])?;
+        let most = most.load(SeqCst);
+        assert!(most <= SLACK, "worker {slow} slow: {most} ahead");
+        // The last worker owns neither of the two parameters: nothing else holds the others back.
+        assert!(slow < 2 || most == SLACK, "worker {slow} slow: {most} ahead");
+    }
+    Ok(())
+}
+
+/// Plain updates, all but the first of which fail.
+struct Once(bool);
+
+impl Optimizer for Once {
+    fn describe(&self) -> String {
+        "once".into()
+    }
+    fn rate(&self, _: u64) -> f64 {
+        0.1
+    }
+    fn update(&self, number: u64, lr: f64, weight: &mut Tensor, grad: &Tensor, _: &mut [Tensor]) -> Result<()> {
+        if self.0 && number > 0 {
+            return Err(Error::numeric("told to fail"));
+        }
+        weight.axpy(-lr, grad)
+    }
+}
+
+/// The gradient of a slow worker is the last one, and comes to its owner while that waits for the end.
+#[test]
+fn what_fails_at_the_end_says_where() -> Result<()> {
+    let recipe = |worker: usize| {
+        let delay = Duration::from_millis(if worker == 0 { 0 } else { 100 });
+        Ok(asp(line(CrossEntropy::new(), delay)?, Once(worker == 0), 6))
+    };
+    let recipes = (0..2).map(recipe).collect::<Result<Vec<_>>>()?;
+    let said = run(&recipes, &[6; 2], &[]).expect_err("an update fails").to_string();
+    assert!(said.contains("told to fail") && said.contains("rank 0, stage 0, wait for the last updates"), "{said}");
     Ok(())
 }

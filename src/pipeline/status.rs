@@ -50,10 +50,12 @@ pub enum Operation {
     Follow,
     /// Summing gradients over the workers of a stage.
     Reduce,
+    /// Waiting for the last updates of all workers of a stage.
+    Settle,
 }
 
 impl Operation {
-    const ALL: [Operation; 15] = [
+    const ALL: [Operation; 16] = [
         Operation::Start,
         Operation::Forward,
         Operation::Backward,
@@ -69,6 +71,7 @@ impl Operation {
         Operation::Finish,
         Operation::Follow,
         Operation::Reduce,
+        Operation::Settle,
     ];
 }
 
@@ -170,6 +173,7 @@ impl fmt::Display for Doing {
             Operation::Finish => f.write_str("wait for all workers at the end"),
             Operation::Follow => f.write_str("wait for the first worker of stage 0 to say whether to go on"),
             Operation::Reduce => f.write_str("sum gradients over the workers of the stage"),
+            Operation::Settle => f.write_str("wait for the last updates of all workers of the stage"),
         }
     }
 }

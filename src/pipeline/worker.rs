@@ -372,8 +372,11 @@ impl<'t> Worker<'t> {
     /// All updates of all workers are in the weights: see [`Stage::settle`].
     pub fn settle(&mut self) -> Result<()> {
         let (start, waited) = (Instant::now(), self.status.waited());
-        for stage in self.stages.values_mut() {
-            let others = stage.settle(self.transport)?;
+        let rank = self.transport.rank();
+        for (&index, stage) in self.stages.iter_mut().filter(|(_, stage)| stage.settles()) {
+            let doing = Doing { stage: Some(index), ..Doing::only(Operation::Settle) };
+            self.status.begin(doing);
+            let others = stage.settle(self.transport).context(|| format!("rank {rank}, {doing}"))?;
             self.measured.extend(others);
         }
         self.times.add(Spent::Reduce, start);

@@ -318,7 +318,7 @@ impl<'t> Engine<'t> {
         let rest: Vec<_> = programs.stream(rank).skip(stream.done).collect();
         let mission = self.mission(Mode::Train);
         worker::run(&mut self.worker, rest, &mission, &mut self.feed).context(|| "drain")?;
-        self.worker.settle().context(|| format!("rank {rank}, drain"))?;
+        self.worker.settle().context(|| "drain")?;
         self.restart()?;
         self.collect(&mut stream);
         Ok(())

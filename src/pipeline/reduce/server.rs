@@ -258,7 +258,8 @@ impl Server {
     /// # Errors
     /// If another worker fails.
     pub fn push(&mut self, transport: &mut dyn Transport, held: &mut Held, share: Share, notes: &Notes) -> Result<()> {
-        let ahead = |s: &Server, p: &Peer| !p.is_done && s.pushed > p.pushed + SLACK;
+        // With this minibatch it has pushed one more.
+        let ahead = |s: &Server, p: &Peer| !p.is_done && s.pushed + 1 > p.pushed + SLACK;
         let me = self.peers.me;
         self.serve_until(transport, held, |s| {
             s.by.iter().enumerate().all(|(q, p)| q == me || (p.answers.is_empty() && !ahead(s, p)))

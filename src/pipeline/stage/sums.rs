@@ -106,6 +106,11 @@ impl Stage {
         Ok(heard.measured)
     }
 
+    /// Whether its updates do not wait for each other, so that there is something to [settle](Stage::settle).
+    pub fn settles(&self) -> bool {
+        self.server.is_some()
+    }
+
     /// Where updates do not wait for each other: waits for all of them, until every worker of the stage has the same weights. Returns
     /// what the loss measured on the other workers.
     ///
