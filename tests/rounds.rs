@@ -1,9 +1,18 @@
 //! Schedules of replicated stages (1F1B-RR): their versions, their proofs, and that no ratio of workers waits for ever.
-use pipewright::pipeline::schedule::{
-    Inst, Kind, Link, Programs, Shape, Wiring, lower, make_for, prepare, simulate,
-    simulate::{Costs, StageCost},
-    verify, warm_up,
+use pipewright::{
+    Result,
+    layers::*,
+    pipeline::{
+        plan::{Edge, Plan},
+        predict,
+        schedule::{
+            Inst, Kind, Link, Programs, Shape, Wiring, lower, make_for, prepare, simulate,
+            simulate::{Costs, EdgeCost, StageCost},
+            verify, warm_up,
+        },
+    },
 };
+use proptest::prelude::*;
 use std::time::Instant;
 
 /// Stages on so many workers each, each feeding the next, and the first one the last.
@@ -167,11 +176,7 @@ fn texts_keep_rounds() {
 
 /// What the planner prolongs a warm-up to is proven, and what a plan file asks for is refused where it waits for ever.
 #[test]
-fn warm_ups_of_plans_are_safe() -> pipewright::Result<()> {
-    use pipewright::{
-        layers::*,
-        pipeline::{plan::Plan, predict},
-    };
+fn warm_ups_of_plans_are_safe() -> Result<()> {
     let mut g = Graph::new();
     let (x, target) = (g.input("x", [2]), g.input("target", [2]));
     let a = g.add(Linear::new(2, 2), [x])?;
@@ -183,7 +188,7 @@ fn warm_ups_of_plans_are_safe() -> pipewright::Result<()> {
         let plan = Plan::replicated(&g, &[cut], &replicas)?;
         let costs = Costs::uniform(&plan.wiring(true), 1.0, 1.0, 1.0);
         let before = predict::seconds_per_minibatch(Kind::PipeDream, &plan, &costs, 1, 1.0)?;
-        let longer = predict::warmed_up(Kind::PipeDream, plan.clone(), &costs, 1.0)?;
+        let longer = predict::warmed_up(Kind::PipeDream, plan.clone(), &costs, 1, 1.0)?;
         let after = predict::seconds_per_minibatch(Kind::PipeDream, &longer, &costs, 1, 1.0)?;
         println!("{replicas:?}: {:?} {before:.3} {:?} {after:.3}", plan.shape()?.warm_up(), longer.shape()?.warm_up());
         assert!(after <= before, "{replicas:?}");
@@ -235,4 +240,68 @@ fn what_cannot_be_is_refused() {
         deadlock,
         &["rule deadlock", "worker 0, instruction 4, 0A1, waits for worker 1", "1A1, waits for worker 0"],
     );
+}
+
+/// Chains of as many layers as stages, whose stages and links take these times.
+fn chain(stages: &[f64], links: &[f64]) -> Result<(Plan, Costs)> {
+    let mut g = Graph::new();
+    let (x, target) = (g.input("x", [2]), g.input("target", [2]));
+    let mut value = x;
+    for _ in stages {
+        value = g.add(Linear::new(2, 2), [value])?;
+    }
+    let loss = g.add(Mse, [value, target])?;
+    let plan = Plan::even(&g.with_loss(loss)?, stages.len())?;
+    let stage =
+        |&t: &f64| StageCost { forward: t / 3.0, input_grad: t / 3.0, weight_grad: t / 3.0, ..StageCost::default() };
+    let edge = |e: &Edge| {
+        // The target that the loss reads is small.
+        let t = if e.needs_grad { links[e.to - 1] } else { 0.0 };
+        EdgeCost { forward: t, backward: t, latency: t / 10.0 }
+    };
+    let edges = plan.edges().iter().map(edge).collect();
+    Ok((plan, Costs { stages: stages.iter().map(stage).collect(), edges, ..Costs::default() }))
+}
+
+/// A link that takes as long as a stage each way leaves two thirds of the speed with the published warm-up, and all of it with as many
+/// minibatches in flight as are on their way.
+#[test]
+fn a_longer_warm_up_hides_slow_links() -> Result<()> {
+    for (link, published, warm_up) in [(0.0, 1.0, [1, 0]), (0.5, 1.55, [3, 0]), (0.95, 2.045, [4, 0])] {
+        let (plan, costs) = chain(&[1.0, 1.0], &[link])?;
+        let seconds = |plan: &Plan| predict::seconds_per_minibatch(Kind::PipeDream, plan, &costs, 1, 1.0);
+        assert!((seconds(&plan)? - published).abs() < 1e-3, "{link}: {}", seconds(&plan)?);
+        let longer = predict::warmed_up(Kind::PipeDream, plan.clone(), &costs, 1, 1.0)?;
+        assert_eq!(longer.shape()?.warm_up(), warm_up, "{link}");
+        assert!(seconds(&longer)? < 1.01, "{link}: {}", seconds(&longer)?);
+        for m in [1, 2, 7, 1 << 40] {
+            prepare(Kind::PipeDream, &longer.shape()?, &longer.wiring(true), m)?;
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Of all warm-ups none is faster than the one that is found, and none as fast has fewer minibatches in flight.
+    #[test]
+    fn warm_ups_are_the_shortest_that_do_not_stall(
+        stages in prop::collection::vec(0.2f64..1.0, 1..4),
+        links in prop::collection::vec(0.0f64..1.0, 2),
+    ) {
+        let (plan, costs) = chain(&stages, &links).unwrap();
+        let seconds = |plan: &Plan| predict::seconds_per_minibatch(Kind::PipeDream, plan, &costs, 1, 1.0).unwrap();
+        let found = predict::warmed_up(Kind::PipeDream, plan.clone(), &costs, 1, 1.0).unwrap();
+        let warm_up = found.shape().unwrap().warm_up().to_vec();
+        let (took, flying) = (seconds(&found), warm_up.iter().sum::<usize>());
+        for a in 1..8 {
+            for b in 1..8 {
+                let tried = [[a + b, b, 0], [0, a, 0], [0, 0, 0]][3 - stages.len()][3 - stages.len()..].to_vec();
+                let other = seconds(&plan.clone().warmed_up(&tried));
+                prop_assert!(other > took * 0.98, "{tried:?} takes {other}, {warm_up:?} {took}");
+                prop_assert!(tried.iter().sum::<usize>() >= flying || other > took * 1.0001, "{tried:?} takes {other}, {warm_up:?} {took}");
+            }
+        }
+    }
 }

@@ -143,7 +143,7 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     }
     let plan = match s.plan {
         PlanChoice::Auto | PlanChoice::Best | PlanChoice::Replicas(_) => {
-            predict::warmed_up(s.schedule, plan, &costs, profile.crowding)?
+            predict::warmed_up(s.schedule, plan, &costs, micro_batches, profile.crowding)?
         }
         _ => plan,
     };

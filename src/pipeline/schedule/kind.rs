@@ -65,6 +65,14 @@ impl Kind {
         }
     }
 
+    /// Whether its warm-up is that of the plan: others have none, or one that follows from the number of stages.
+    pub fn has_warm_up(self) -> bool {
+        match self {
+            Kind::OneFOneB | Kind::PipeDream | Kind::PipeDreamNoStash => true,
+            Kind::Sequential | Kind::GPipe | Kind::PipeDreamVertical => false,
+        }
+    }
+
     /// Whether its gradients are those of the weights that the forward pass read.
     pub fn weights(self) -> WeightPolicy {
         match self {

@@ -5,34 +5,60 @@
 //!   its use; that of a gradient before the backward pass which precedes its use, and the first one after its own forward pass.
 //!   Neither place depends on how many micro-batches are still to come (see [`Programs::stream`]).
 //! - `Wait` stands late: between two workers an edge over d stages has at most d messages of a direction under way, as many as
-//!   the stages between it can work on; then the oldest is waited for before the next is sent. All are waited for at the end.
+//!   the stages between it can work on, or as many as the one stage is ahead of the other by its longer warm-up; then the oldest is
+//!   waited for before the next is sent. All are waited for at the end.
 //! - Edges between stages of one worker need no messages.
 //!
 //! Periods stay periods; where the first or last repeats differ from the others they move to the prologue and the epilogue.
-use super::{Direction, Inst, LONGEST, MicroBatch, Program, Programs, Wiring};
+use super::{Direction, Inst, LONGEST, Link, MicroBatch, Program, Programs, Wiring};
 use crate::{Context, Error, Result, pipeline::schedule::Message};
 use std::collections::{HashMap, VecDeque};
 
 /// Repeats that are enough to see what a period looks like in the middle of many: its beginning and its end differ for as many
 /// repeats as there are stages between the ends of an edge, times the workers that its messages go to in turn, or micro-batches in
 /// flight.
-fn sample_size(wiring: &Wiring) -> usize {
+fn sample_size(wiring: &Wiring, under_way: &[usize]) -> usize {
     let workers = wiring.stages.iter().map(Vec::len).sum::<usize>();
     let turns = (0..wiring.edges.len()).map(|edge| wiring.pairs(edge)).max().unwrap_or(1);
-    4 * (workers + 1) * turns
+    4 * (workers + under_way.iter().max().unwrap_or(&1)) * turns
 }
 
 /// Adds communication to programs of compute instructions. Periods stay periods.
 pub fn lower(programs: &Programs, wiring: &Wiring) -> Result<Programs> {
     wiring.check(programs.workers.len())?;
+    let under_way = under_way(programs, wiring);
     let lower = |(worker, program): (usize, &Program)| {
-        lower_worker(program, &Place { worker, wiring }).context(|| format!("worker {worker}"))
+        lower_worker(program, &Place { worker, wiring, under_way: &under_way }).context(|| format!("worker {worker}"))
     };
     Ok(Programs { workers: programs.workers.iter().enumerate().map(lower).collect::<Result<_>>()?, ..programs.clone() })
 }
 
+/// The most messages of a direction that each edge has under way between two workers.
+fn under_way(programs: &Programs, wiring: &Wiring) -> Vec<usize> {
+    // Micro-batches that a stage begins before it ends the first one.
+    let ahead = |stage: usize| {
+        let workers = &wiring.stages[stage];
+        let warm_up = workers.iter().filter_map(|&w| warm_up(programs.workers.get(w)?, stage)).max();
+        workers.len() * warm_up.unwrap_or(0)
+    };
+    let ahead: Vec<usize> = (0..wiring.stages.len()).map(ahead).collect();
+    let edge = |(edge, link): (usize, &Link)| {
+        let behind = ahead[link.from].saturating_sub(ahead[link.to]);
+        behind.div_ceil(wiring.pairs(edge).max(1)).max(link.to - link.from)
+    };
+    wiring.edges.iter().enumerate().map(edge).collect()
+}
+
+/// Forward passes of a stage that a program has before its first backward pass, if there is one.
+fn warm_up(program: &Program, stage: usize) -> Option<usize> {
+    let is_backward = |i: &Inst| matches!(i, Inst::B { stage: s, .. } | Inst::I { stage: s, .. } if *s == stage);
+    let insts = || program.prologue.iter().chain(&program.period).chain(&program.epilogue);
+    let until = insts().position(is_backward)?;
+    Some(insts().take(until).filter(|i| matches!(i, Inst::F { stage: s, .. } if *s == stage)).count())
+}
+
 fn lower_worker(program: &Program, place: &Place) -> Result<Program> {
-    let sampled = program.repeats.min(sample_size(place.wiring));
+    let sampled = program.repeats.min(sample_size(place.wiring, place.under_way));
     let sample = Program { repeats: sampled, ..program.clone() };
     if let Some(lowered) = fold(program, &place.segments(&sample)?) {
         return Ok(Program { repeats: lowered.repeats + (program.repeats - sampled), ..lowered });
@@ -99,6 +125,8 @@ struct Around {
 struct Place<'a> {
     worker: usize,
     wiring: &'a Wiring,
+    /// By edge, the most messages of a direction under way to or from one worker.
+    under_way: &'a [usize],
 }
 
 impl Place<'_> {
@@ -163,10 +191,9 @@ impl Place<'_> {
                 around[at].recvs.push(Inst::Recv(message));
             }
             for message in self.messages(stage, mb, direction, false) {
-                let link = self.wiring.edges[message.edge];
                 let to = self.wiring.route(message).map(|(_, to)| to);
                 let queue = under_way.entry((message.edge, direction, to)).or_default();
-                if queue.len() == link.to - link.from {
+                if queue.len() == self.under_way[message.edge] {
                     around[at].sends.extend(queue.pop_front().map(Inst::Wait));
                 }
                 around[at].sends.push(Inst::Send(message));
