@@ -183,6 +183,47 @@ fn what_is_wrong_with_the_arguments_is_said() {
     );
 }
 
+/// The schedule and the number of micro-batches are chosen too, within limits of one's own.
+#[test]
+fn the_schedule_is_chosen_within_limits() {
+    let folder = folder();
+    let file = saved(&folder, PROFILE);
+    let task = ["plan", "--profile", &file, "--workers", "2,2", "--bandwidth", "1e9,1e8", "--json", "--schedule"];
+    let answer = |more: &[&str]| json(&[&task[..], more].concat());
+    let seconds = |answer: &Value| answer["time_per_minibatch_s"].as_f64().expect("seconds");
+    let free = answer(&["auto"]);
+    let flushed = answer(&["auto", "--staleness", "0", "--stages", "3"]);
+    assert!(numbers(&flushed["staleness"]).iter().all(|s| *s == 0.0), "{flushed}");
+    assert!(seconds(&free) <= seconds(&flushed));
+    let lean = answer(&["pipedream", "--versions", "1", "--straight"]);
+    assert!(numbers(&lean["weight_versions"]).iter().all(|v| *v == 1.0), "{lean}");
+    assert_eq!((lean["schedule"].as_str(), lean["micro_batches"].as_u64()), (Some("pipedream"), Some(1)));
+    let cut = answer(&["1f1b", "--micro-batches", "3,6", "--cut", "b,d"]);
+    let first = |s: usize| cut["stages"][s]["nodes"][0].as_str();
+    assert_eq!(cut["stages"].as_array().map(Vec::len), Some(3), "{cut}");
+    assert_eq!([first(0), first(1), first(2)], [Some("in"), Some("b"), Some("d")]);
+    assert!([3, 6].contains(&cut["micro_batches"].as_u64().expect("a number")));
+    let plan = ["plan", "--profile", &file, "--workers", "4", "--bandwidth", "1e9"];
+    let out = command(&[&plan[..], &["--schedule", "auto"]].concat()).output().expect("the program runs");
+    let text = text(&out);
+    assert!(text.contains(" under ") && text.contains("staleness") && text.contains("\nnot "), "{text}");
+
+    for (more, words) in [
+        (&["--versions", "2"][..], &["--versions needs --schedule"][..]),
+        (&["--micro-batches", "4"], &["--micro-batches", "--schedule"]),
+        (&["--schedule", "1f1b", "--micro-batches", "0"], &["micro_batches", "got 0"]),
+        (&["--schedule", "often"], &["often", "pipedream"]),
+        (&["--schedule", "auto", "--cut", "f"], &["there is no node \"f\""]),
+        (&["--schedule", "auto", "--cut", "d,b"], &["before \"b\"", "does not come after"]),
+        (&["--schedule", "auto", "--versions", "0"], &["0 weight versions"]),
+        (&["--schedule", "auto", "--memory", "1000"], &["no plan keeps to the limits", "of 1000 bytes"]),
+        (&["--schedule", "auto", "--compat"], &["--compat"]),
+    ] {
+        fails(&[&plan[..], more].concat(), words);
+    }
+    fails(&["plan", "--schedule", "auto"], &["--schedule needs --workers"]);
+}
+
 /// Under a synchronous schedule whatever the planner chooses trains as one worker does.
 #[test]
 fn a_run_takes_the_plan_that_the_planner_chooses() {
@@ -195,6 +236,8 @@ fn a_run_takes_the_plan_that_the_planner_chooses() {
         on.sort_unstable();
         assert_eq!(on, (0..workers.parse().expect("a number")).collect::<Vec<u64>>(), "{answer}");
     }
+    let vertical = run(&["--plan", "auto", "--workers", "2", "--schedule", "pipedream-vertical"]);
+    assert_eq!(vertical["stages"].as_array().map(Vec::len), Some(2), "it takes one worker a stage");
     let same = ["--schedule", "1f1b", "--deterministic"];
     let chosen = run(&[&same[..], &["--plan", "auto", "--workers", "3"]].concat());
     assert_eq!(chosen["weights_sha256"], run(&same)["weights_sha256"]);

@@ -1,7 +1,7 @@
 //! The planners on the published profiles, and the published recurrence against what the released partitioner answered (others' data,
 //! not part of this repository: skipped where it is absent).
 use pipewright::pipeline::{
-    planner::{Limits, Part, judge, plan_compat, plan_replicated, shape_of},
+    planner::{Limits, Mode, Part, Space, judge, plan_compat, plan_jointly, plan_replicated, shape_of},
     profile::{CostGraph, CostNode},
     schedule::{
         Kind, Wiring, prepare, simulate,
@@ -103,6 +103,29 @@ fn published_profiles_are_planned_in_less_than_a_second() {
                 assert!(ours <= seconds(&theirs.stages), "{}", file.display());
             }
         }
+    }
+}
+
+/// The choice of the schedule, micro-batches and all on the same workers.
+#[test]
+fn published_profiles_are_planned_jointly_in_less_than_ten_seconds() {
+    let Some(folder) = published() else { return };
+    let level = |bandwidth| Level { count: 4, link: Link { latency: 0.0, bandwidth } };
+    let topology = Topology::new(vec![level(10e9), level(1.25e9)]).expect("workers");
+    let flushed = [4, 8, 16, 32, 64].map(|m| Mode { schedule: Kind::OneFOneB, micro_batches: m });
+    let space = Space::of([Mode::PIPEDREAM].into_iter().chain(flushed).collect());
+    let files = std::fs::read_dir(folder.join("../profiles")).expect("the profiles");
+    for file in files.map(|f| f.expect("a file").path()) {
+        let graph = CostGraph::load_published(&file).and_then(|g| Ok(g.without_ends()?.graph)).expect("a profile");
+        let start = Instant::now();
+        let graphs = |m| Ok(graph.in_micro_batches(m));
+        let (choice, others) = plan_jointly(&graphs, &topology, &space).expect("a plan");
+        let took = start.elapsed().as_secs_f64();
+        println!("{}: {took:.3} s, {} {}, {:.1} ms", file.display(), choice.shape(), choice.mode, 1e3 * choice.seconds);
+        for o in others {
+            println!("  not {} {} {:.1} ms {}", o.shape, o.mode, 1e3 * o.seconds, o.why);
+        }
+        assert!(cfg!(debug_assertions) || took < 10.0, "{}: {took} s", file.display());
     }
 }
 

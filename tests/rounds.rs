@@ -257,7 +257,7 @@ fn chain(stages: &[f64], links: &[f64]) -> Result<(Plan, Costs)> {
     let edge = |e: &Edge| {
         // The target that the loss reads is small.
         let t = if e.needs_grad { links[e.to - 1] } else { 0.0 };
-        EdgeCost { forward: t, backward: t, latency: t / 10.0 }
+        EdgeCost { forward: t, backward: t, latency: t / 10.0, ..EdgeCost::default() }
     };
     let edges = plan.edges().iter().map(edge).collect();
     Ok((plan, Costs { stages: stages.iter().map(stage).collect(), edges, ..Costs::default() }))

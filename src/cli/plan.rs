@@ -1,4 +1,5 @@
 //! `pipewright plan`
+mod jointly;
 mod workers;
 
 use super::{print, print_json, profiled::Profiled};
@@ -26,9 +27,9 @@ pub(super) struct Args {
     /// A file that describes the workers and their links, in place of --workers: they may be unequal
     #[arg(long, conflicts_with_all = ["workers", "bandwidth", "latency"])]
     topology: Option<PathBuf>,
-    /// Micro-batches that share an update
-    #[arg(long, default_value_t = 1)]
-    micro_batches: usize,
+    /// Micro-batches that share an update [default: 1]; with --schedule, the numbers to choose from [default: 2,4,8,16,32]
+    #[arg(long, value_delimiter = ',')]
+    micro_batches: Vec<usize>,
     /// Bytes per second of the links between workers, per direction [default: 5e9]; with --workers, of each level
     #[arg(long, value_delimiter = ',')]
     bandwidth: Vec<f64>,
@@ -65,10 +66,11 @@ pub(super) fn run(args: &Args) -> Result<()> {
     }
     let link =
         Link { latency: one("latency", &args.latency, 1e-6)?, bandwidth: one("bandwidth", &args.bandwidth, 5e9)? };
-    if args.micro_batches == 0 {
+    let micro_batches = one("micro_batches", &args.micro_batches, 1)?;
+    if micro_batches == 0 {
         return Err(Error::config("micro_batches: 1 or more expected, got 0"));
     }
-    let costs: Vec<NodeCost> = profile.at(size)?.iter().map(|c| c.per_micro_batch(args.micro_batches)).collect();
+    let costs: Vec<NodeCost> = profile.at(size)?.iter().map(|c| c.per_micro_batch(micro_batches)).collect();
     let planned = plan_straight(&graph, &costs, link, args.stages.unwrap_or(4), size, DType::F32)?;
     if args.json {
         let names = |nodes: &Vec<usize>| nodes.iter().map(|&n| graph.nodes()[n].name.clone()).collect();
@@ -84,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
 }
 
 /// The value of an option of which there is one where there are no levels.
-fn one(name: &str, given: &[f64], default: f64) -> Result<f64> {
+fn one<T: Copy + std::fmt::Debug>(name: &str, given: &[T], default: T) -> Result<T> {
     match given {
         [] => Ok(default),
         [value] => Ok(*value),

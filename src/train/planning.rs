@@ -12,7 +12,7 @@ use crate::{
     pipeline::{
         handling,
         plan::Plan,
-        planner::{self, Link},
+        planner::{self, Link, Mode, Space},
         predict,
         profile::{CostGraph, NodeCost, Profile},
         ranks::Ranks,
@@ -106,7 +106,10 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
         }
         PlanChoice::File(path) => Plan::load(graph, path)?,
         PlanChoice::Given(plan) => ranks.place(plan.clone().renumbered()?)?,
-        PlanChoice::Best => best(graph, &costs, &ranks)?,
+        PlanChoice::Best => {
+            let mode = Mode { schedule: s.schedule, micro_batches };
+            best(graph, &costs, &ranks, mode, profile.crowding)?
+        }
         PlanChoice::Replicas(replicas) => cut(replicas)?,
     };
     let stage = |nodes: &[NodeId]| nodes.iter().map(|&n| costs[n].seconds()).sum::<f64>();
@@ -188,17 +191,16 @@ fn shaped(
     best.map(|(_, plan)| plan).ok_or_else(|| Error::plan("a plan for no workers"))
 }
 
-/// The best plan on all ranks.
-fn best(graph: &Graph, costs: &[NodeCost], ranks: &Ranks) -> Result<Plan> {
+/// The best plan on all ranks under a schedule, by the simulator.
+fn best(graph: &Graph, costs: &[NodeCost], ranks: &Ranks, mode: Mode, crowding: f64) -> Result<Plan> {
     let workers = ranks.count();
     if workers == 1 {
         return Plan::straight(graph, &[]);
     }
     let costs = CostGraph::of_model(graph, costs)?;
-    let (first, others) = planner::plan_replicated(&costs, &ranks.topology()?, &planner::Limits::default())?;
-    // One that leaves workers without work may be as fast, but they are there.
-    let all = [first].into_iter().chain(others).find(|p| p.workers() == workers);
-    let best = all.ok_or_else(|| Error::plan(format!("no plan for all of {workers} workers was found")))?;
+    // A plan that leaves workers without work may be as fast, but they are there.
+    let space = Space { workers: Some(workers), crowding, ..Space::of(vec![mode]) };
+    let (best, _) = planner::plan_jointly(&|_| Ok(costs.clone()), &ranks.topology()?, &space)?;
     ranks.place(best.plan(graph)?)
 }
 

@@ -1,10 +1,12 @@
 //! `pipewright plan --workers`: plans with replicated stages.
+use super::jointly;
 use crate::{
     Context, Error, Result,
     cli::{print, print_json},
+    layers::Graph,
     pipeline::{
         planner::{Judged, Limits, Part, Proposal, judge, plan_compat, plan_replicated, shape_of},
-        profile::{CostGraph, NodeCost, Trimmed},
+        profile::{CostGraph, NodeCost, Profile, Trimmed},
         topology::{Level, Link, Topology},
     },
 };
@@ -24,6 +26,8 @@ pub(super) struct Options {
     /// Bytes that a worker may hold [default: no limit]
     #[arg(long, conflicts_with = "compat")]
     memory: Option<f64>,
+    #[command(flatten)]
+    pub(super) jointly: jointly::SpaceOptions,
 }
 
 impl Options {
@@ -31,6 +35,7 @@ impl Options {
         if self.compat || self.straight || self.memory.is_some() {
             return Err(Error::config("--compat, --straight and --memory need --workers, such as --workers 4,4"));
         }
+        self.jointly.refuse("--workers, such as --workers 4,4")?;
         if let Some(path) = &args.profiled.profile
             && is_published(&Error::read_text(path)?)
         {
@@ -51,6 +56,9 @@ struct Answer {
     warmup: Vec<usize>,
     memory_bytes: Vec<u64>,
     planning_s: f64,
+    /// What was chosen beyond the stages, where it was.
+    #[serde(flatten)]
+    chosen: Option<jointly::Answer>,
 }
 
 #[derive(serde::Serialize)]
@@ -60,24 +68,29 @@ struct StageAnswer {
 }
 
 /// A plan as it is told.
-struct Found {
-    seconds: f64,
-    data_parallel_seconds: f64,
-    stages: Vec<Part>,
-    judged: Judged,
+pub(super) struct Found {
+    pub(super) seconds: f64,
+    pub(super) data_parallel_seconds: f64,
+    pub(super) stages: Vec<Part>,
+    pub(super) judged: Judged,
     /// The other plans, in words.
-    others: String,
+    pub(super) others: String,
+    pub(super) chosen: Option<jointly::Answer>,
 }
 
 pub(super) fn run(args: &super::Args) -> Result<()> {
     let topology = topology(args)?;
-    let whole = load(args)?;
+    let source = Source::load(args)?;
+    let whole = source.at(1)?;
     if whole.seconds() == 0.0 {
         return Err(Error::plan("every node takes 0 s; there is nothing to plan by"));
     }
     let start = Instant::now();
     let trimmed = whole.without_ends()?;
-    let found = plan(args, &trimmed.graph, &topology)?;
+    let found = match args.replicated.jointly.is_asked_for() {
+        true => jointly::plan(args, &source, &trimmed.graph, &topology)?,
+        false => plan(args, &trimmed.graph, &topology)?,
+    };
     let planning_s = start.elapsed().as_secs_f64();
     let single = trimmed.graph.seconds();
     let answer = Answer {
@@ -89,6 +102,7 @@ pub(super) fn run(args: &super::Args) -> Result<()> {
         warmup: found.judged.warm_up.clone(),
         memory_bytes: memory(&topology, &found),
         planning_s,
+        chosen: found.chosen.clone(),
     };
     if args.json {
         return print_json(&answer);
@@ -98,6 +112,10 @@ pub(super) fn run(args: &super::Args) -> Result<()> {
 
 fn plan(args: &super::Args, graph: &CostGraph, topology: &Topology) -> Result<Found> {
     let options = &args.replicated;
+    options.jointly.refuse("--schedule, such as --schedule auto")?;
+    if !args.micro_batches.is_empty() {
+        return Err(Error::config("--micro-batches with --workers needs --schedule, such as --schedule auto"));
+    }
     if options.compat {
         if args.stages.is_some() {
             return Err(Error::config("--stages cannot be used with --compat"));
@@ -112,23 +130,35 @@ fn plan(args: &super::Args, graph: &CostGraph, topology: &Topology) -> Result<Fo
             judged: judge(graph, topology, &found.stages)?,
             stages: found.stages,
             others: String::new(),
+            chosen: None,
         });
     }
-    let limits = Limits { stages: args.stages, memory: options.memory, straight: options.straight };
+    let limits = limits(args);
     let (best, others) = plan_replicated(graph, topology, &limits)?;
-    let all = Part { nodes: (0..graph.nodes().len()).collect(), workers: (0..topology.workers()).collect() };
     Ok(Found {
         seconds: best.judged.seconds(),
-        data_parallel_seconds: judge(graph, topology, &[all])?.seconds(),
+        data_parallel_seconds: data_parallel_seconds(graph, topology)?,
         others: runners_up(&best, &others, topology, &limits),
         judged: best.judged,
         stages: best.stages,
+        chosen: None,
     })
+}
+
+pub(super) fn limits(args: &super::Args) -> Limits {
+    let options = &args.replicated;
+    Limits { stages: args.stages, memory: options.memory, straight: options.straight }
+}
+
+/// Seconds a minibatch where each worker holds the whole model.
+pub(super) fn data_parallel_seconds(graph: &CostGraph, topology: &Topology) -> Result<f64> {
+    let all = Part { nodes: (0..graph.nodes().len()).collect(), workers: (0..topology.workers()).collect() };
+    Ok(judge(graph, topology, &[all])?.seconds())
 }
 
 /// The other plans, and why they lost.
 fn runners_up(best: &Proposal, others: &[Proposal], topology: &Topology, limits: &Limits) -> String {
-    let mut text = format!("{}\n", best.bottleneck());
+    let mut text = format!("{}\n", best.judged.bottleneck());
     for other in others {
         let (shape, ms, why) = (other.shape(), 1e3 * other.judged.seconds(), other.lost_to(best, topology, limits));
         text += &format!("not {shape} ({}), {ms:.3} ms: {why}\n", other.name);
@@ -157,19 +187,46 @@ fn topology(args: &super::Args) -> Result<Topology> {
 }
 
 /// What is planned: a model, with its profile measured here or saved, or the published text format.
-fn load(args: &super::Args) -> Result<CostGraph> {
-    if let Some(path) = &args.profiled.profile {
-        let text = Error::read_text(path)?;
-        if !text.trim_start().starts_with('{') {
-            return CostGraph::from_published(&text).context(|| path.display().to_string());
+pub(super) enum Source {
+    Published(CostGraph),
+    /// With the samples of a minibatch.
+    Model(Graph, Profile, usize),
+}
+
+impl Source {
+    /// What a micro-batch costs where a minibatch is cut into so many.
+    pub(super) fn at(&self, micro_batches: usize) -> Result<CostGraph> {
+        match self {
+            Source::Published(graph) => Ok(graph.in_micro_batches(micro_batches)),
+            Source::Model(graph, profile, size) => {
+                let costs = profile.at(size.div_ceil(micro_batches))?;
+                let costs: Vec<NodeCost> = costs.iter().map(|c| c.per_micro_batch(micro_batches)).collect();
+                CostGraph::of_model(graph, &costs)
+            }
         }
     }
-    let (graph, profile) = args.profiled.load()?;
-    if let Some(path) = &args.save_profile {
-        profile.save(path)?;
+
+    /// The most micro-batches that a minibatch can be cut into.
+    pub(super) fn most_micro_batches(&self) -> usize {
+        match self {
+            Source::Published(_) => usize::MAX,
+            Source::Model(_, _, size) => *size,
+        }
     }
-    let costs: Vec<NodeCost> = profile.at(args.profiled.micro_batch)?.iter().map(|c| c.per_micro_batch(1)).collect();
-    CostGraph::of_model(&graph, &costs)
+
+    fn load(args: &super::Args) -> Result<Source> {
+        if let Some(path) = &args.profiled.profile {
+            let text = Error::read_text(path)?;
+            if !text.trim_start().starts_with('{') {
+                return CostGraph::from_published(&text).map(Source::Published).context(|| path.display().to_string());
+            }
+        }
+        let (graph, profile) = args.profiled.load()?;
+        if let Some(path) = &args.save_profile {
+            profile.save(path)?;
+        }
+        Ok(Source::Model(graph, profile, args.profiled.micro_batch))
+    }
 }
 
 /// Whether a file is a published profile: our own are JSON.
@@ -211,8 +268,9 @@ fn memory(topology: &Topology, found: &Found) -> Vec<u64> {
 /// In words: a table of the stages.
 fn describe(answer: &Answer, found: &Found) -> String {
     let ms = |seconds: f64| format!("{:.3}", 1e3 * seconds);
+    let schedule = answer.chosen.as_ref().map_or(String::new(), |c| format!(" under {}", c.mode()));
     let mut text = format!(
-        "{}: {} ms a minibatch, {:.2} times one worker, {:.2} times data parallelism; planned in {} ms\n\n\
+        "{}{schedule}: {} ms a minibatch, {:.2} times one worker, {:.2} times data parallelism; planned in {} ms\n\n\
          {:>5} {:>8} {:>7} {:>12} {:>12} {:>12} {:>10}  nodes, workers\n",
         answer.config,
         ms(answer.time_per_minibatch_s),

@@ -9,9 +9,12 @@
 //! - The minibatches follow each other at the pace of the slowest of these.
 //! - A stage with a warm-up of w minibatches holds `(w + 1)` of each of: what its nodes keep for B, what it receives, and its
 //!   weights; and its gradients and the state of the optimizer once. The state is taken to be as large as the weights (momentum).
+use super::mode::Mode;
 use crate::{
     Error, Result,
+    layers::{Graph, NodeId},
     pipeline::{
+        plan::{Plan, StagePlan},
         profile::CostGraph,
         schedule::warm_up,
         topology::{Link, Topology},
@@ -30,6 +33,26 @@ pub struct Part {
 /// The workers of each stage, joined by dashes: `15-1`.
 pub fn shape_of(stages: &[Part]) -> String {
     stages.iter().map(|s| s.workers.len().to_string()).collect::<Vec<_>>().join("-")
+}
+
+/// The plan that `stages` are for the model whose layers their nodes are, with these warm-ups.
+///
+/// # Errors
+/// If it is none for it: see [`Plan::new`].
+pub(super) fn plan_of(stages: &[Part], graph: &Graph, warm_up: &dyn Fn(usize) -> Option<usize>) -> Result<Plan> {
+    let layers: Vec<NodeId> = graph.layers().collect();
+    let layer = |&n: &usize| {
+        layers.get(n).copied().ok_or_else(|| Error::plan(format!("there is no layer {n} of {}", layers.len())))
+    };
+    let stage = |(s, part): (usize, &Part)| {
+        let nodes = part.nodes.iter().map(layer).collect::<Result<_>>()?;
+        Ok(StagePlan { nodes, workers: part.workers.clone(), warm_up: warm_up(s) })
+    };
+    let mut stages = stages.iter().enumerate().map(stage).collect::<Result<Vec<StagePlan>>>()?;
+    if let Some(first) = stages.first_mut() {
+        first.nodes.extend((0..graph.nodes().len()).filter(|&n| !graph.is_layer(n)));
+    }
+    Plan::new(graph, stages)
 }
 
 /// What a plan costs and holds.
@@ -55,6 +78,26 @@ impl Judged {
         self.stage_seconds.iter().chain(&self.edge_seconds).copied().fold(0.0, f64::max)
     }
 
+    /// What takes longest, in words.
+    pub fn bottleneck(&self) -> String {
+        let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
+        let slowest = |times: &[f64]| (0..times.len()).max_by(|&a, &b| times[a].total_cmp(&times[b]));
+        match (slowest(&self.stage_seconds), slowest(&self.edge_seconds)) {
+            (Some(s), Some(e)) if self.edge_seconds[e] > self.stage_seconds[s] => {
+                format!("what crosses from stage {e} to stage {} takes {}", e + 1, ms(self.edge_seconds[e]))
+            }
+            (Some(s), _) if self.is_hidden[s] => format!("stage {s} computes for {}", ms(self.stage_seconds[s])),
+            (Some(s), _) => {
+                format!(
+                    "stage {s} takes {}: its all-reduce of {} outlasts B",
+                    ms(self.stage_seconds[s]),
+                    ms(self.sync_seconds[s])
+                )
+            }
+            _ => "there is no stage".to_string(),
+        }
+    }
+
     /// The bytes of the worker that holds the most.
     pub fn most_memory(&self) -> f64 {
         self.memory.iter().copied().fold(0.0, f64::max)
@@ -67,6 +110,14 @@ impl Judged {
 /// If they are no plan: a node or a worker is in two stages or is not there, a node is in none, a stage has no node or no worker, or a
 /// node reads one of a later stage.
 pub fn judge(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> Result<Judged> {
+    judge_as(Mode::PIPEDREAM, graph, topology, stages)
+}
+
+/// What they cost and hold under another schedule, for a micro-batch each: `graph` is of micro-batches.
+///
+/// # Errors
+/// As for [`judge`].
+pub(super) fn judge_as(mode: Mode, graph: &CostGraph, topology: &Topology, stages: &[Part]) -> Result<Judged> {
     let stage_of = check(graph, topology, stages)?;
     // What crosses the cut after each stage.
     let mut crossing = vec![0.0; stages.len()];
@@ -94,10 +145,10 @@ pub fn judge(graph: &CostGraph, topology: &Topology, stages: &[Part]) -> Result<
         let replicas = stage.workers.len();
         let sync = all_reduce(replicas, held.param_bytes, link_among(topology, &stage.workers));
         let speed = stage.workers.iter().map(|&w| topology.worker(w).speed).fold(f64::INFINITY, f64::min);
-        judged.stage_seconds.push(held.seconds(replicas, sync, speed));
+        judged.stage_seconds.push(held.seconds(mode, replicas, sync, speed));
         judged.sync_seconds.push(sync / replicas as f64);
         judged.is_hidden.push(sync <= held.backward / speed);
-        judged.memory.push(held.memory(received, judged.warm_up[s]));
+        judged.memory.push(held.memory(mode, received, judged.warm_up[s], replicas));
     }
     Ok(judged)
 }
@@ -170,16 +221,16 @@ impl Held {
         self.forward + self.backward
     }
 
-    /// Seconds per minibatch on so many replicas, whose all-reduce takes `sync` seconds and the slowest of which has this speed.
-    pub(super) fn seconds(&self, replicas: usize, sync: f64, speed: f64) -> f64 {
-        (self.forward / speed + (self.backward / speed).max(sync)) / replicas as f64
+    /// Seconds per micro-batch on so many replicas, whose all-reduce takes `sync` seconds and the slowest of which has this speed.
+    pub(super) fn seconds(&self, mode: Mode, replicas: usize, sync: f64, speed: f64) -> f64 {
+        mode.seconds([self.forward / speed, self.backward / speed], sync, replicas)
     }
 
-    /// Bytes that a worker holds, of which `received` are what a minibatch brings from the stage before.
-    pub(super) fn memory(&self, received: f64, warm_up: usize) -> f64 {
-        let versions = warm_up as f64 + 1.0;
+    /// Bytes that each of so many workers holds, of which `received` are what a micro-batch brings from the stage before.
+    pub(super) fn memory(&self, mode: Mode, received: f64, warm_up: usize, replicas: usize) -> f64 {
+        let (in_flight, versions) = (mode.in_flight(warm_up, replicas), mode.versions(warm_up));
         // Gradients and the optimizer's state.
-        versions * (self.saved_bytes + received + self.param_bytes) + 2.0 * self.param_bytes
+        in_flight as f64 * (self.saved_bytes + received) + (versions as f64 + 2.0) * self.param_bytes
     }
 }
 

@@ -1,6 +1,6 @@
 //! The places where a graph may be cut in two.
 use super::{bits::Bits, cost::Held};
-use crate::pipeline::profile::CostGraph;
+use crate::{Error, Result, pipeline::profile::CostGraph};
 use std::collections::HashSet;
 
 /// What stages up to some place hold: with every node all that it reads.
@@ -25,12 +25,43 @@ pub(super) fn cuts(graph: &CostGraph, most: usize) -> Vec<Cut> {
     let mut known = HashSet::new();
     let mut found: Vec<Bits> = found.into_iter().filter(|cut| known.insert(cut.clone())).collect();
     found.sort_by_key(Bits::count);
-    let cut = |nodes: Bits| {
+    found.into_iter().map(|nodes| Cut::new(graph, nodes)).collect()
+}
+
+/// The cuts before these nodes in the order of the graph, and its ends.
+///
+/// # Errors
+/// If one of them is not there, is the first, does not come after the one before, or must stay with the one before it.
+pub(super) fn cuts_at(graph: &CostGraph, begins: &[usize]) -> Result<Vec<Cut>> {
+    let mut nodes = Bits::none(graph.nodes().len());
+    let mut found = vec![Cut::new(graph, nodes.clone())];
+    let mut last = 0;
+    for &n in begins {
+        let place = graph.order().iter().position(|&o| o == n);
+        let place = place.ok_or_else(|| Error::plan(format!("there is no node {n} to cut before")))?;
+        let name = &graph.nodes()[n].name;
+        if place <= last {
+            let before = if last == 0 { "is the first node" } else { "does not come after the cut before" };
+            return Err(Error::plan(format!("a cut before {name:?}, which {before}")));
+        }
+        if graph.cuts_in_order().is_some_and(|allowed| !allowed[place]) {
+            return Err(Error::plan(format!("a cut before {name:?} would separate nodes with shared parameters")));
+        }
+        graph.order()[last..place].iter().for_each(|&o| nodes.insert(o));
+        found.push(Cut::new(graph, nodes.clone()));
+        last = place;
+    }
+    graph.order()[last..].iter().for_each(|&o| nodes.insert(o));
+    found.push(Cut::new(graph, nodes));
+    Ok(found)
+}
+
+impl Cut {
+    fn new(graph: &CostGraph, nodes: Bits) -> Cut {
         let mut held = Held::default();
         nodes.iter().for_each(|n| held.add(graph, n));
         Cut { held, crossing: crossing(graph, &nodes), nodes }
-    };
-    found.into_iter().map(cut).collect()
+    }
 }
 
 fn crossing(graph: &CostGraph, nodes: &Bits) -> f64 {

@@ -1,15 +1,16 @@
 //! The default planner: stages of any part of the graph, each on any number of neighbouring workers.
 use super::{
     compat::plan_compat,
-    cost::{Judged, Part, judge, shape_of},
+    cost::{Judged, Part, judge, plan_of, shape_of},
     cuts::{Cut, cuts},
+    mode::Mode,
     sweep::{Caps, Goal, Sweeper, Swept},
 };
 use crate::{
     Error, Result,
-    layers::{Graph, NodeId},
+    layers::Graph,
     pipeline::{
-        plan::{Plan, StagePlan},
+        plan::Plan,
         profile::CostGraph,
         topology::{Topology, Worker},
     },
@@ -39,18 +40,32 @@ pub struct Proposal {
 }
 
 /// Times that differ by less than this part of them are equal.
-const EQUAL: f64 = 1e-9;
+pub(super) const EQUAL: f64 = 1e-9;
 /// Steps of dynamic programming that take less than a second: the square of the cuts times that of the workers, for each order of
 /// these.
 const STEPS: f64 = 1e9;
 /// The most cuts of which all pairs are looked at.
 const MOST_CUTS: usize = 2000;
 /// Cuts of the graph that is planned first, in no time, for a bound.
-const FEW: usize = 160;
+pub(super) const FEW: usize = 160;
 /// Workers of which all orders are tried, if they are unequal.
 const ALL_ORDERS: usize = 5;
 /// How many of the fastest plans of a search are told.
 const RUNNERS_UP: usize = 5;
+
+impl Limits {
+    /// # Errors
+    /// If a limit is none that can be.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.stages == Some(0) {
+            return Err(Error::plan("0 stages asked for; 1 or more expected"));
+        }
+        if let Some(memory) = self.memory.filter(|m| m.is_nan() || *m <= 0.0) {
+            return Err(Error::plan(format!("{memory} bytes of memory for a worker; more than 0 expected")));
+        }
+        Ok(())
+    }
+}
 
 impl Proposal {
     fn new(name: &str, graph: &CostGraph, topology: &Topology, stages: Vec<Part>) -> Result<Proposal> {
@@ -72,19 +87,7 @@ impl Proposal {
     /// # Errors
     /// If it is none for it: see [`Plan::new`].
     pub fn plan(&self, graph: &Graph) -> Result<Plan> {
-        let layers: Vec<NodeId> = graph.layers().collect();
-        let layer = |&n: &usize| {
-            layers.get(n).copied().ok_or_else(|| Error::plan(format!("there is no layer {n} of {}", layers.len())))
-        };
-        let stage = |part: &Part| {
-            let nodes = part.nodes.iter().map(layer).collect::<Result<_>>()?;
-            Ok(StagePlan { nodes, workers: part.workers.clone(), warm_up: None })
-        };
-        let mut stages = self.stages.iter().map(stage).collect::<Result<Vec<StagePlan>>>()?;
-        if let Some(first) = stages.first_mut() {
-            first.nodes.extend((0..graph.nodes().len()).filter(|&n| !graph.is_layer(n)));
-        }
-        Plan::new(graph, stages)
+        plan_of(&self.stages, graph, &|_| None)
     }
 
     /// Whether it is the better one: faster; else on fewer workers; else with fewer stages; else with less memory.
@@ -95,27 +98,6 @@ impl Proposal {
         }
         let rest = |p: &Proposal| (p.workers(), p.stages.len(), p.judged.most_memory());
         rest(self) < rest(other)
-    }
-
-    /// What it takes longest for.
-    pub fn bottleneck(&self) -> String {
-        let j = &self.judged;
-        let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
-        let slowest = |times: &[f64]| (0..times.len()).max_by(|&a, &b| times[a].total_cmp(&times[b]));
-        match (slowest(&j.stage_seconds), slowest(&j.edge_seconds)) {
-            (Some(s), Some(e)) if j.edge_seconds[e] > j.stage_seconds[s] => {
-                format!("what crosses from stage {e} to stage {} takes {}", e + 1, ms(j.edge_seconds[e]))
-            }
-            (Some(s), _) if j.is_hidden[s] => format!("stage {s} computes for {}", ms(j.stage_seconds[s])),
-            (Some(s), _) => {
-                format!(
-                    "stage {s} takes {}: its all-reduce of {} outlasts B",
-                    ms(j.stage_seconds[s]),
-                    ms(j.sync_seconds[s])
-                )
-            }
-            _ => "there is no stage".to_string(),
-        }
     }
 
     /// The limit that it breaks, if any.
@@ -140,7 +122,7 @@ impl Proposal {
             return broken;
         }
         if self.judged.seconds() > best.judged.seconds() * (1.0 + EQUAL) {
-            return self.bottleneck();
+            return self.judged.bottleneck();
         }
         let more = |what: &str, a: usize, b: usize| (a > b).then(|| format!("as fast, on {a} {what} rather than {b}"));
         more("workers", self.workers(), best.workers())
@@ -160,12 +142,7 @@ impl Proposal {
 /// # Errors
 /// If a limit is none that can be, or no plan keeps to them: then it says what would.
 pub fn plan_replicated(graph: &CostGraph, topology: &Topology, limits: &Limits) -> Result<(Proposal, Vec<Proposal>)> {
-    if limits.stages == Some(0) {
-        return Err(Error::plan("0 stages asked for; 1 or more expected"));
-    }
-    if let Some(memory) = limits.memory.filter(|m| m.is_nan() || *m <= 0.0) {
-        return Err(Error::plan(format!("{memory} bytes of memory for a worker; more than 0 expected")));
-    }
+    limits.check()?;
     let mut rivals = rivals(graph, topology)?;
     let orders = orders(topology);
     let most = (STEPS / orders.len() as f64).sqrt() / topology.workers() as f64;
@@ -213,7 +190,7 @@ fn rivals(graph: &CostGraph, topology: &Topology) -> Result<Vec<Proposal>> {
 
 /// The orders in which workers are given to stages. Of equal ones there is one; of few unequal ones all that differ, of many some: as
 /// they are, and by speed and by memory, either way, with groups left together or not (then the first ones may be left out).
-fn orders(topology: &Topology) -> Vec<Vec<usize>> {
+pub(super) fn orders(topology: &Topology) -> Vec<Vec<usize>> {
     let all: Vec<usize> = (0..topology.workers()).collect();
     if topology.is_even() {
         return vec![all];
@@ -274,7 +251,8 @@ impl<'a> Search<'a> {
         cuts: &'a [Cut],
         order: &'a [usize],
     ) -> Search<'a> {
-        Search { graph, topology, limits, sweeper: Sweeper::new(cuts, topology, order) }
+        let sweeper = Sweeper::new(Mode::PIPEDREAM, cuts, topology, order, false);
+        Search { graph, topology, limits, sweeper }
     }
 
     fn memory(&self) -> f64 {

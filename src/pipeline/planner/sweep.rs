@@ -2,6 +2,7 @@
 use super::{
     cost::{Part, all_reduce, link_among, seconds_per_byte},
     cuts::Cut,
+    mode::Mode,
 };
 use crate::pipeline::topology::{Link, Topology, Worker};
 
@@ -14,6 +15,8 @@ pub(super) enum Goal {
     Leanest,
     /// Bytes of the worker that holds the most, whatever it has room for.
     Smallest,
+    /// Seconds that a micro-batch alone takes from the first stage to the last and back, more than on one worker: of its messages.
+    Nearest,
 }
 
 /// What a plan may not exceed.
@@ -50,6 +53,7 @@ pub(super) struct Sweeper<'a> {
     /// For each cut those that it is within, except itself.
     beyond: Vec<Vec<u32>>,
     order: &'a [usize],
+    mode: Mode,
     /// What a stage of r replicas with u workers behind it runs on is number `kind[r][u]` of `kinds`: the slowest link among its
     /// workers, and their least speed. The least memory of one of them is `memory[r][u]`.
     kind: Vec<Vec<usize>>,
@@ -59,6 +63,8 @@ pub(super) struct Sweeper<'a> {
     fastest: f64,
     /// Seconds that a byte takes from a stage of r replicas to one of q, with u workers from that one on: `edges[u][r][q]`.
     edges: Vec<Vec<Vec<f64>>>,
+    /// The slowest link between their workers, likewise.
+    links: Vec<Vec<Vec<Link>>>,
 }
 
 /// The best stages behind each cut, on each number of workers and with each number of replicas of the first of them.
@@ -77,17 +83,34 @@ struct Joined {
 /// More than the sums over stages are rounded by, as a part of them.
 const ROUNDING: f64 = 1e-12;
 
+/// At `[u][r][q]` what there is from a stage of r replicas to one of q, with u workers from that one on; `none` where there is none.
+fn table<T: Copy>(workers: usize, none: T, of: &dyn Fn(usize, usize, usize) -> T) -> Vec<Vec<Vec<T>>> {
+    let row = |u: usize, r: usize| match r {
+        0 => Vec::new(),
+        _ => (0..=u).map(|q| if q == 0 { none } else { of(u, r, q) }).collect(),
+    };
+    (0..=workers).map(|u| (0..=workers - u).map(|r| row(u, r)).collect()).collect()
+}
+
 /// The bits of the numbers up to `n`, below 128.
 fn up_to(n: usize) -> u128 {
     u128::MAX >> (127 - n)
 }
 
 impl<'a> Sweeper<'a> {
-    pub(super) fn new(cuts: &'a [Cut], topology: &'a Topology, order: &'a [usize]) -> Sweeper<'a> {
+    /// `is_fixed`: a stage between any two neighbouring cuts.
+    pub(super) fn new(
+        mode: Mode,
+        cuts: &'a [Cut],
+        topology: &'a Topology,
+        order: &'a [usize],
+        is_fixed: bool,
+    ) -> Sweeper<'a> {
         let workers = topology.workers();
         let beyond = |i: usize| {
             let is_beyond = |&k: &usize| cuts[i].nodes.is_within(&cuts[k].nodes);
-            (i + 1..cuts.len()).filter(is_beyond).map(|k| k as u32).collect()
+            let most = if is_fixed { (i + 2).min(cuts.len()) } else { cuts.len() };
+            (i + 1..most).filter(is_beyond).map(|k| k as u32).collect()
         };
         let mut kinds: Vec<(Link, f64)> = Vec::new();
         let (mut kind, mut memory) = (vec![Vec::new()], vec![Vec::new()]);
@@ -107,19 +130,16 @@ impl<'a> Sweeper<'a> {
             memory.push((0..=workers - r).map(|u| least(u, |w| w.memory)).collect());
         }
         let fastest = order.iter().map(|&w| topology.worker(w).speed).fold(0.0, f64::max);
-        let edge = |u: usize, r: usize, q: usize| {
+        let edges = table(workers, 0.0, &|u, r, q| {
             let start = workers - u;
             seconds_per_byte(topology, &order[start - r..start], &order[start..start + q])
-        };
-        let edges = (0..=workers).map(|u| {
-            let row = |r| {
-                if r == 0 { Vec::new() } else { (0..=u).map(|q| if q == 0 { 0.0 } else { edge(u, r, q) }).collect() }
-            };
-            (0..=workers - u).map(row).collect()
         });
-        let edges = edges.collect();
+        let links = table(workers, Link::FREE, &|u, r, q| {
+            let start = workers - u;
+            link_among(topology, &order[start - r..start + q])
+        });
         let beyond = (0..cuts.len()).map(beyond).collect();
-        Sweeper { cuts, topology, workers, beyond, order, kind, kinds, memory, fastest, edges }
+        Sweeper { cuts, topology, workers, beyond, order, mode, kind, kinds, memory, fastest, edges, links }
     }
 
     /// The best stages within `caps`.
@@ -150,7 +170,7 @@ impl<'a> Sweeper<'a> {
                         continue;
                     }
                     for (time, &(link, speed)) in times.iter_mut().zip(&self.kinds) {
-                        *time = part.seconds(r, all_reduce(r, part.param_bytes, link), speed);
+                        *time = part.seconds(self.mode, r, all_reduce(r, part.param_bytes, link), speed);
                     }
                     while behind != 0 {
                         let u = behind.trailing_zeros() as usize;
@@ -158,7 +178,7 @@ impl<'a> Sweeper<'a> {
                         let rest = &joined.best[swept.at(k, r, u)];
                         let time = times[self.kind[r][u]];
                         // Its warm-up is ⌊(u + r - 1) / r⌋.
-                        let held = part.memory(self.cuts[i].crossing, u.div_ceil(r));
+                        let held = part.memory(self.mode, self.cuts[i].crossing, u.div_ceil(r), r);
                         if time > seconds || held > room(r, u) {
                             continue;
                         }
@@ -166,6 +186,7 @@ impl<'a> Sweeper<'a> {
                             Goal::Fastest => (rest.worth.0.max(time), 0.0),
                             Goal::Leanest => (rest.worth.0 + 1.0, rest.worth.1.max(held)),
                             Goal::Smallest => (rest.worth.0.max(held), 0.0),
+                            Goal::Nearest => rest.worth,
                         };
                         let at = swept.at(i, u + r, r);
                         if worth < swept.best[at].worth {
@@ -191,7 +212,14 @@ impl<'a> Sweeper<'a> {
                     if best.worth == NONE || time > seconds {
                         continue;
                     }
-                    let worth = if goal == Goal::Fastest { (best.worth.0.max(time), 0.0) } else { best.worth };
+                    let worth = match goal {
+                        Goal::Fastest => (best.worth.0.max(time), 0.0),
+                        Goal::Nearest if q > 0 => {
+                            let link = self.links[u][r][q];
+                            (best.worth.0 + 2.0 * (link.latency + bytes / link.bandwidth), 0.0)
+                        }
+                        _ => best.worth,
+                    };
                     if worth < found.worth {
                         found = Best { worth, end: 0, next: q as u32 };
                     }
