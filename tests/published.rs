@@ -153,20 +153,6 @@ const ROWS: [(&str, Servers, &str, f64, bool); 9] = [
 /// Times that differ by less are a tie.
 const TIE: f64 = 1.05;
 
-/// The profile with minibatches of `part` of its size.
-fn scaled(graph: &CostGraph, part: f64) -> CostGraph {
-    let node = |n: &CostNode| CostNode {
-        forward: part * n.forward,
-        backward: part * n.backward,
-        output_bytes: part * n.output_bytes,
-        saved_bytes: part * n.saved_bytes,
-        ..n.clone()
-    };
-    let edges: Vec<(usize, usize)> =
-        (0..graph.nodes().len()).flat_map(|n| graph.readers(n).iter().map(move |&r| (n, r))).collect();
-    CostGraph::new(graph.nodes().iter().map(node).collect(), &edges).expect("a profile")
-}
-
 /// Seconds of F and of B of a stage.
 fn passes(graph: &CostGraph, stage: &Part) -> [f64; 2] {
     let sum = |time: fn(&CostNode) -> f64| stage.nodes.iter().map(|&n| time(&graph.nodes()[n])).sum();
@@ -252,7 +238,7 @@ fn published_configurations_rank_as_they_did() {
             let of_stages = stages.iter().zip(&j.sync_seconds).map(stage);
             of_stages.chain(j.edge_seconds.iter().map(|&e| of(0.0, e))).fold(0.0, f64::max)
         };
-        let half = scaled(&graph, 0.5);
+        let half = graph.in_micro_batches(2);
         let ratio = |time: &dyn Fn(&[Part]) -> f64| time(&all[0]) / time(&all[at]);
         println!(
             "{row}: passes {:.2}, sums behind F and B {:.2}, behind B {:.2}; half the batch {:.2}, {:.2}",

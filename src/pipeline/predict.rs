@@ -1,7 +1,6 @@
 //! What a plan promises: the programs that would run, simulated with the times of a profile and of the links.
 mod warm_up;
 
-pub(super) use warm_up::Run;
 pub use warm_up::warmed_up;
 
 use super::{
@@ -105,9 +104,9 @@ pub fn seconds_per_minibatch(
     micro_batches: usize,
     crowding: f64,
 ) -> Result<f64> {
-    let shape = plan.shape()?;
-    let seconds = seconds_with(kind, &plan.wiring(true), &shape, costs, micro_batches, crowding, Written::Messages);
-    seconds.context(|| {
+    let (shape, wiring) = (plan.shape()?, plan.wiring(true));
+    let run = Run { kind, wiring: &wiring, costs, micro_batches, crowding };
+    run.seconds(&shape, Written::Messages).context(|| {
         format!("{:?} workers a stage, which warm up with {:?} forward passes", shape.replicas(), shape.warm_up())
     })
 }
@@ -121,51 +120,46 @@ enum Written {
     Messages,
 }
 
-fn seconds_with(
-    kind: Kind,
-    wiring: &Wiring,
-    shape: &Shape,
-    costs: &Costs,
-    micro_batches: usize,
-    crowding: f64,
-    written: Written,
-) -> Result<f64> {
-    let minibatches = match kind.is_synchronous() {
-        true => SYNCHRONOUS,
-        false if shape.is_replicated() => ROUNDS * (shape.period() + shape.workers()),
-        false => ASYNCHRONOUS,
-    };
-    let (timeline, turn) = timeline(kind, wiring, shape, costs, (micro_batches, minibatches), crowding, written)?;
-    Ok(turn as f64 * timeline.seconds_per_micro_batch)
+/// A schedule on the workers of some wiring, `crowding` of them for each core; a synchronous one cuts minibatches into micro-batches.
+pub(super) struct Run<'a> {
+    pub(super) kind: Kind,
+    pub(super) wiring: &'a Wiring,
+    pub(super) costs: &'a Costs,
+    pub(super) micro_batches: usize,
+    pub(super) crowding: f64,
 }
 
-/// So many minibatches of so many micro-batches from an empty pipeline to an empty one, and the micro-batches from one minibatch to
-/// the next.
-fn timeline(
-    kind: Kind,
-    wiring: &Wiring,
-    shape: &Shape,
-    costs: &Costs,
-    (micro_batches, minibatches): (usize, usize),
-    crowding: f64,
-    messages: Written,
-) -> Result<(Timeline, usize)> {
-    let workers = shape.workers();
-    let written = if kind.is_synchronous() { 1 } else { minibatches };
-    let mut programs = make_for(kind, shape, micro_batches * written)?.placed(wiring)?;
-    if messages == Written::Messages {
-        programs = lower(&programs, wiring)?;
+impl Run<'_> {
+    /// Seconds from one minibatch to the next.
+    fn seconds(&self, shape: &Shape, written: Written) -> Result<f64> {
+        let minibatches = match self.kind.is_synchronous() {
+            true => SYNCHRONOUS,
+            false if shape.is_replicated() => ROUNDS * (shape.period() + shape.workers()),
+            false => ASYNCHRONOUS,
+        };
+        let (timeline, turn) = self.timeline(shape, minibatches, written)?;
+        Ok(turn as f64 * timeline.seconds_per_micro_batch)
     }
-    // Micro-batches from one minibatch to the next. Replicas take turns anew in each, so there may be numbers that none has.
-    let mut turn = micro_batches;
-    if kind.is_synchronous() {
-        // A minibatch is a period.
-        turn = micro_batches.next_multiple_of(shape.period());
-        programs.micro_batches = turn * minibatches;
-        programs.workers.iter_mut().for_each(|p| (p.repeats, p.shift) = (minibatches, turn));
+
+    /// So many minibatches from an empty pipeline to an empty one, and the micro-batches from one minibatch to the next.
+    fn timeline(&self, shape: &Shape, minibatches: usize, written: Written) -> Result<(Timeline, usize)> {
+        let &Run { kind, wiring, costs, micro_batches, crowding } = self;
+        let at_once = if kind.is_synchronous() { 1 } else { minibatches };
+        let mut programs = make_for(kind, shape, micro_batches * at_once)?.placed(wiring)?;
+        if written == Written::Messages {
+            programs = lower(&programs, wiring)?;
+        }
+        // Micro-batches from one minibatch to the next. Replicas take turns anew in each, so there may be numbers that none has.
+        let mut turn = micro_batches;
+        if kind.is_synchronous() {
+            // A minibatch is a period.
+            turn = micro_batches.next_multiple_of(shape.period());
+            programs.micro_batches = turn * minibatches;
+            programs.workers.iter_mut().for_each(|p| (p.repeats, p.shift) = (minibatches, turn));
+        }
+        let cores = (crowding > 1.0).then_some(shape.workers() as f64 / crowding);
+        Ok((simulate(&programs, wiring, &Costs { cores, ..costs.clone() })?, turn))
     }
-    let cores = (crowding > 1.0).then_some(workers as f64 / crowding);
-    Ok((simulate(&programs, wiring, &Costs { cores, ..costs.clone() })?, turn))
 }
 
 /// Minibatches beyond which a run is simulated shorter and prolonged by what its second half takes.
@@ -185,14 +179,13 @@ pub fn run_of(
 ) -> Result<(f64, Vec<WorkerTime>)> {
     let simulated = minibatches.min(LONGEST);
     let (wiring, shape) = (plan.wiring(true), plan.shape()?);
-    let (whole, _) =
-        timeline(kind, &wiring, &shape, costs, (micro_batches, simulated as usize), crowding, Written::Messages)?;
+    let run = Run { kind, wiring: &wiring, costs, micro_batches, crowding };
+    let (whole, _) = run.timeline(&shape, simulated as usize, Written::Messages)?;
     if simulated == minibatches {
         return Ok((whole.makespan, whole.workers));
     }
     // The pipeline fills and drains once; what lies between repeats itself.
-    let (half, _) =
-        timeline(kind, &wiring, &shape, costs, (micro_batches, (LONGEST / 2) as usize), crowding, Written::Messages)?;
+    let (half, _) = run.timeline(&shape, (LONGEST / 2) as usize, Written::Messages)?;
     let more = (minibatches - simulated) as f64 / (LONGEST - LONGEST / 2) as f64;
     let longer = |long: f64, short: f64| long + more * (long - short);
     let workers = whole.workers.iter().zip(&half.workers).map(|(a, b)| WorkerTime {

@@ -11,7 +11,7 @@ use crate::{
     layers::{Graph, NodeId, NodeKind},
     pipeline::{
         handling,
-        plan::Plan,
+        plan::{Edge, Plan},
         planner::{self, Link, Mode, Space},
         predict,
         profile::{CostGraph, NodeCost, Profile},
@@ -116,30 +116,11 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let stage_seconds: Vec<f64> = plan.stages().iter().map(|s| stage(&s.nodes)).collect();
     let link = |a, b| links.as_ref().and_then(|l| l.between(a, b)).unwrap_or(ASSUMED);
     let types = [s.dtype, s.wire()];
-    // One for other workers is refused later, when it is to be run.
-    let is_ours = plan.workers() == workers;
-    let sums = match s.deterministic || s.asp || !is_ours {
-        true => None,
-        false => {
-            let setup = recipe.setup(transport.hosts().to_vec());
-            Some(handling::of_sums(&setup, &plan, &link, shares, transport, device)?)
-        }
-    };
+    let [sums, handling] = handled(recipe, &plan, &link, shares, device, transport)?;
     let mut costs = predict::costs(graph, &plan, &costs, &link, size, micro_batches, types, sums.as_deref())?;
-    if shares && is_ours {
-        for (edge, cost) in plan.edges().iter().zip(&mut costs.edges) {
-            let [from, to] = [edge.from, edge.to].map(|s| plan.stages()[s].workers[0]);
-            let bytes = plan.message_bytes(graph, edge, size, types);
-            cost.handling = if from == to { 0.0 } else { handling::of_messages(transport, [from, to], bytes)? };
-        }
+    for (cost, handling) in costs.edges.iter_mut().zip(handling.into_iter().flatten()) {
+        cost.handling = handling;
     }
-    device.pool().trim();
-    let handling: Vec<f64> = costs.edges.iter().map(|edge| edge.handling).collect();
-    tracing::info!(
-        ?sums,
-        ?handling,
-        "seconds of a core for a sum of each stage's gradients, and for a message of each edge"
-    );
     if s.asp {
         // Gradients and answers travel beside the next forward pass too.
         costs.stages.iter_mut().for_each(|stage| stage.reduce = (stage.reduce - stage.forward).max(0.0));
@@ -154,6 +135,41 @@ pub fn make(recipe: &Recipe, device: &Device, transport: &mut dyn Transport) -> 
     let samples_per_s = s.batch as f64 / seconds;
     let is_measured = !s.deterministic;
     Ok(Planning { plan, stage_seconds, samples_per_s, profile, is_measured, ranks, costs, micro_batches })
+}
+
+/// Seconds of a core for a sum of the gradients of each stage, and, if communication threads `share` cores with workers, for a message of
+/// each edge: what of them is measured.
+fn handled(
+    recipe: &Recipe,
+    plan: &Plan,
+    link: &dyn Fn(usize, usize) -> Link,
+    share: bool,
+    device: &Device,
+    transport: &mut dyn Transport,
+) -> Result<[Option<Vec<f64>>; 2]> {
+    let (graph, s) = (&*recipe.graph, &recipe.settings);
+    // One for other workers is refused later, when it is to be run.
+    if plan.workers() != transport.size() {
+        return Ok([None, None]);
+    }
+    let mut sums = None;
+    if !s.deterministic && !s.asp {
+        let setup = recipe.setup(transport.hosts().to_vec());
+        sums = Some(handling::of_sums(&setup, plan, link, share, transport, device)?);
+    }
+    let message = |edge: &Edge| {
+        let ends = [edge.from, edge.to].map(|stage| plan.stages()[stage].workers[0]);
+        let bytes = plan.message_bytes(graph, edge, s.micro_batch(), [s.dtype, s.wire()]);
+        if ends[0] == ends[1] { Ok(0.0) } else { handling::of_messages(transport, ends, bytes) }
+    };
+    let handling = share.then(|| plan.edges().iter().map(message).collect::<Result<Vec<f64>>>()).transpose()?;
+    device.pool().trim();
+    tracing::info!(
+        ?sums,
+        ?handling,
+        "seconds of a core for a sum of each stage's gradients, and for a message of each edge"
+    );
+    Ok([sums, handling])
 }
 
 /// The costs with the bytes of gradients that workers of a stage really send each other.

@@ -35,20 +35,20 @@ pub fn shape_of(stages: &[Part]) -> String {
     stages.iter().map(|s| s.workers.len().to_string()).collect::<Vec<_>>().join("-")
 }
 
-/// The plan that `stages` are for the model whose layers their nodes are, with these warm-ups.
+/// The plan that `stages` are for the model whose layers their nodes are.
 ///
 /// # Errors
 /// If it is none for it: see [`Plan::new`].
-pub(super) fn plan_of(stages: &[Part], graph: &Graph, warm_up: &dyn Fn(usize) -> Option<usize>) -> Result<Plan> {
+pub(super) fn plan_of(stages: &[Part], graph: &Graph) -> Result<Plan> {
     let layers: Vec<NodeId> = graph.layers().collect();
     let layer = |&n: &usize| {
         layers.get(n).copied().ok_or_else(|| Error::plan(format!("there is no layer {n} of {}", layers.len())))
     };
-    let stage = |(s, part): (usize, &Part)| {
+    let stage = |part: &Part| {
         let nodes = part.nodes.iter().map(layer).collect::<Result<_>>()?;
-        Ok(StagePlan { nodes, workers: part.workers.clone(), warm_up: warm_up(s) })
+        Ok(StagePlan { nodes, workers: part.workers.clone(), warm_up: None })
     };
-    let mut stages = stages.iter().enumerate().map(stage).collect::<Result<Vec<StagePlan>>>()?;
+    let mut stages = stages.iter().map(stage).collect::<Result<Vec<StagePlan>>>()?;
     if let Some(first) = stages.first_mut() {
         first.nodes.extend((0..graph.nodes().len()).filter(|&n| !graph.is_layer(n)));
     }
@@ -70,6 +70,10 @@ pub struct Judged {
     pub warm_up: Vec<usize>,
     /// Bytes that each worker of a stage holds.
     pub memory: Vec<f64>,
+    /// Of these, bytes of a micro-batch in flight: what its nodes keep of it, and what it brings from the stage before,
+    pub in_flight_bytes: Vec<f64>,
+    /// and of one version of its parameters.
+    pub param_bytes: Vec<f64>,
 }
 
 impl Judged {
@@ -137,6 +141,8 @@ pub(super) fn judge_as(mode: Mode, graph: &CostGraph, topology: &Topology, stage
             .collect(),
         warm_up,
         memory: Vec::new(),
+        in_flight_bytes: Vec::new(),
+        param_bytes: Vec::new(),
     };
     for (s, stage) in stages.iter().enumerate() {
         let mut held = Held::default();
@@ -149,6 +155,8 @@ pub(super) fn judge_as(mode: Mode, graph: &CostGraph, topology: &Topology, stage
         judged.sync_seconds.push(sync / replicas as f64);
         judged.is_hidden.push(sync <= held.backward / speed);
         judged.memory.push(held.memory(mode, received, judged.warm_up[s], replicas));
+        judged.in_flight_bytes.push(held.saved_bytes + received);
+        judged.param_bytes.push(held.param_bytes);
     }
     Ok(judged)
 }
@@ -229,9 +237,14 @@ impl Held {
     /// Bytes that each of so many workers holds, of which `received` are what a micro-batch brings from the stage before.
     pub(super) fn memory(&self, mode: Mode, received: f64, warm_up: usize, replicas: usize) -> f64 {
         let (in_flight, versions) = (mode.in_flight(warm_up, replicas), mode.versions(warm_up));
-        // Gradients and the optimizer's state.
-        in_flight as f64 * (self.saved_bytes + received) + (versions as f64 + 2.0) * self.param_bytes
+        bytes_held((in_flight, self.saved_bytes + received), (versions, self.param_bytes))
     }
+}
+
+/// Bytes that a worker holds with so many micro-batches in flight and so many versions of its parameters, each of so many bytes; and
+/// its gradients and the state of the optimizer.
+pub(super) fn bytes_held((in_flight, of_each): (usize, f64), (versions, param_bytes): (usize, f64)) -> f64 {
+    in_flight as f64 * of_each + (versions as f64 + 2.0) * param_bytes
 }
 
 /// Seconds of a ring all-reduce of `bytes` among `replicas` workers.

@@ -71,14 +71,12 @@ impl Choice {
         shape_of(&self.stages)
     }
 
-    /// The plan for the model that it was made for ([`CostGraph::of_model`]), with its warm-up.
+    /// The plan for the model that it was made for ([`CostGraph::of_model`]); [`Plan::warmed_up`] gives it the warm-up.
     ///
     /// # Errors
     /// If it is none for it: see [`Plan::new`].
     pub fn plan(&self, graph: &Graph) -> Result<Plan> {
-        let has_warm_up = self.mode.schedule.has_warm_up();
-        let warm_up = |s: usize| has_warm_up.then(|| self.judged.warm_up[s]);
-        plan_of(&self.stages, graph, &warm_up)
+        plan_of(&self.stages, graph)
     }
 
     /// Whether it is the better one: faster; else on fewer workers; else with fewer stages; else with less memory.
@@ -158,36 +156,31 @@ pub fn plan_jointly(
         }
     }
     candidates.sort_by(|a, b| a.trial.least().total_cmp(&b.trial.least()));
-    let best = |candidates: &[Candidate]| {
-        let known = candidates.iter().filter_map(Candidate::known);
-        known.reduce(|a, b| if b.is_better(a) { b } else { a }).cloned()
-    };
-    // None that would take longer at least than another does is simulated.
-    let is_slower =
-        |trial: &Trial, best: Option<&Choice>| best.is_some_and(|b| trial.least() > b.seconds * (1.0 + EQUAL));
-    let (mut chosen, mut simulated) = (None::<Choice>, 0);
-    for candidate in candidates.iter_mut().filter(|c| matches!(c.fate, Fate::Unknown)) {
-        if simulated == SIMULATED || is_slower(&candidate.trial, chosen.as_ref()) {
+    let open: Vec<usize> = (0..candidates.len()).filter(|&c| matches!(candidates[c].fate, Fate::Unknown)).collect();
+    for &c in open.iter().take(SIMULATED) {
+        if candidates[c].is_hopeless(best(&candidates)) {
             break;
         }
-        simulated += 1;
-        candidate.simulate(!candidate.trial.is_replicated());
-        if let Some(known) = candidate.known().filter(|c| chosen.as_ref().is_none_or(|b| c.is_better(b))) {
-            chosen = Some(known.clone());
-        }
+        let thorough = !candidates[c].trial.is_replicated();
+        candidates[c].simulate(thorough);
     }
-    let mut ranked: Vec<usize> = (0..candidates.len()).filter(|&c| candidates[c].known().is_some()).collect();
     let seconds = |c: usize| candidates[c].known().map_or(f64::INFINITY, |k| k.seconds);
-    ranked.sort_by(|&a, &b| seconds(a).total_cmp(&seconds(b)));
+    let mut ranked: Vec<usize> = open.into_iter().filter(|&c| candidates[c].known().is_some()).collect();
     ranked.retain(|&c| candidates[c].trial.is_replicated());
+    ranked.sort_by(|&a, &b| seconds(a).total_cmp(&seconds(b)));
     for &c in ranked.iter().take(SEARCHED) {
-        if !is_slower(&candidates[c].trial, best(&candidates).as_ref()) {
+        if !candidates[c].is_hopeless(best(&candidates)) {
             candidates[c].simulate(true);
         }
     }
-    let Some(choice) = best(&candidates) else { return Err(nothing_fits(&candidates)) };
+    let Some(choice) = best(&candidates).cloned() else { return Err(nothing_fits(&candidates)) };
     let others = others(&choice, &candidates);
     Ok((choice, others))
+}
+
+/// The best of those that were simulated.
+fn best<'a>(candidates: &'a [Candidate]) -> Option<&'a Choice> {
+    candidates.iter().filter_map(Candidate::known).reduce(|a, b| if b.is_better(a) { b } else { a })
 }
 
 /// What the simulator makes of a plan: `graph` is of micro-batches of the schedule.
@@ -236,6 +229,11 @@ impl Candidate<'_> {
             Fate::Known(choice) => Some(choice),
             _ => None,
         }
+    }
+
+    /// Whether it would take longer at least than `best` does.
+    fn is_hopeless(&self, best: Option<&Choice>) -> bool {
+        best.is_some_and(|b| self.trial.least() > b.seconds * (1.0 + EQUAL))
     }
 
     /// Simulates it, with a search for its warm-up if that is to be `thorough`.

@@ -65,6 +65,15 @@ impl Limits {
         }
         Ok(())
     }
+
+    /// Which of the limits that are not of memory these stages break, if any.
+    pub(super) fn broken_by(&self, stages: &[Part]) -> Option<String> {
+        if let Some(most) = self.stages.filter(|most| stages.len() > *most) {
+            return Some(format!("{} stages, {most} at most asked for", stages.len()));
+        }
+        let is_straight = stages.iter().all(|s| s.workers.len() == 1);
+        (self.straight && !is_straight).then(|| "one worker a stage asked for".to_string())
+    }
 }
 
 impl Proposal {
@@ -87,7 +96,7 @@ impl Proposal {
     /// # Errors
     /// If it is none for it: see [`Plan::new`].
     pub fn plan(&self, graph: &Graph) -> Result<Plan> {
-        plan_of(&self.stages, graph, &|_| None)
+        plan_of(&self.stages, graph)
     }
 
     /// Whether it is the better one: faster; else on fewer workers; else with fewer stages; else with less memory.
@@ -109,11 +118,7 @@ impl Proposal {
                 return Some(format!("a worker would hold {:.0} of {room:.0} bytes", held.ceil()));
             }
         }
-        if let Some(stages) = limits.stages.filter(|s| self.stages.len() > *s) {
-            return Some(format!("{} stages, {stages} at most asked for", self.stages.len()));
-        }
-        let is_straight = self.stages.iter().all(|s| s.workers.len() == 1);
-        (limits.straight && !is_straight).then(|| "one worker a stage asked for".to_string())
+        limits.broken_by(&self.stages)
     }
 
     /// Why it is not `best`, which is chosen within `limits`.

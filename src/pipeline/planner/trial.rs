@@ -1,6 +1,6 @@
 //! One plan under one schedule, tried by the simulator.
 use super::{
-    cost::{Judged, Part, all_reduce, judge_as, link_among},
+    cost::{Judged, Part, all_reduce, bytes_held, judge_as, link_among},
     joint::{Choice, Space},
     mode::Mode,
 };
@@ -27,13 +27,11 @@ pub(super) struct Trial<'a> {
     space: &'a Space,
     wiring: Wiring,
     costs: Costs,
-    /// By stage, bytes that a worker has room for,
+    /// By stage, bytes that a worker has room for.
     room: Vec<f64>,
-    /// that a micro-batch in flight takes,
-    in_flight: Vec<f64>,
-    /// and of parameters.
-    param_bytes: Vec<f64>,
 }
+
+const TOO_STALE: &str = "it needs more weight versions, or staler ones, than asked for";
 
 impl<'a> Trial<'a> {
     /// # Errors
@@ -49,30 +47,38 @@ impl<'a> Trial<'a> {
         let (wiring, costs) = staged(graph, topology, &stages);
         let limit = space.limits.memory.unwrap_or(f64::INFINITY);
         let room = |s: &Part| s.workers.iter().map(|&w| topology.worker(w).memory).fold(limit, f64::min);
-        let sum = |s: &Part, of: fn(&CostNode) -> f64| -> f64 { s.nodes.iter().map(|&n| of(&graph.nodes()[n])).sum() };
-        let param_bytes: Vec<f64> = stages.iter().map(|s| sum(s, |n| n.param_bytes)).collect();
-        // What a stage holds is in flight, versions, gradients and the state of the optimizer.
-        let in_flight = |(s, part): (usize, &Part)| {
-            let (w, r) = (judged.warm_up[s], part.workers.len());
-            let fixed = (mode.versions(w) as f64 + 2.0) * param_bytes[s];
-            (judged.memory[s] - fixed) / mode.in_flight(w, r) as f64
-        };
-        let in_flight = stages.iter().enumerate().map(in_flight).collect();
         let room = stages.iter().map(room).collect();
-        Ok(Trial { mode, stages, judged, space, wiring, costs, room, in_flight, param_bytes })
+        Ok(Trial { mode, stages, judged, space, wiring, costs, room })
     }
 
     /// Bytes that each worker of a stage holds with so many micro-batches in flight and versions.
     fn memory(&self, stage: usize, in_flight: usize, versions: usize) -> f64 {
-        in_flight as f64 * self.in_flight[stage] + (versions as f64 + 2.0) * self.param_bytes[stage]
+        bytes_held((in_flight, self.judged.in_flight_bytes[stage]), (versions, self.judged.param_bytes[stage]))
+    }
+
+    /// Bytes that each of its workers holds with this warm-up.
+    fn memory_with(&self, stage: usize, warm_up: usize) -> f64 {
+        let in_flight = self.mode.in_flight(warm_up, self.stages[stage].workers.len());
+        self.memory(stage, in_flight, self.mode.versions(warm_up))
+    }
+
+    /// The shortest warm-up of a stage: where the plan has no say in it, the published one.
+    fn shortest(&self, stage: usize) -> usize {
+        if self.mode.schedule.has_warm_up() { 0 } else { self.judged.warm_up[stage] }
+    }
+
+    /// Says so if a worker of a stage would hold more than it has room for.
+    fn too_full(&self, held: impl Fn(usize) -> f64) -> Option<String> {
+        let over = (0..self.stages.len()).map(|s| (s, held(s))).find(|&(s, held)| held > self.room[s]);
+        over.map(|(s, held)| {
+            format!("a worker of stage {s} would hold {:.0} of {:.0} bytes", held.ceil(), self.room[s])
+        })
     }
 
     /// Whether a stage keeps to the limits with this warm-up.
     fn fits(&self, stage: usize, warm_up: usize) -> bool {
-        let versions = self.mode.versions(warm_up);
-        let in_flight = self.mode.in_flight(warm_up, self.stages[stage].workers.len());
-        self.memory(stage, in_flight, versions) <= self.room[stage]
-            && self.space.versions.is_none_or(|most| versions <= most)
+        self.memory_with(stage, warm_up) <= self.room[stage]
+            && self.space.versions.is_none_or(|most| self.mode.versions(warm_up) <= most)
             && self.space.staleness.is_none_or(|most| self.mode.staleness(warm_up) <= most)
     }
 
@@ -86,9 +92,8 @@ impl<'a> Trial<'a> {
         let mut most = usize::MAX;
         let mut start = Vec::new();
         for (s, part) in self.stages.iter().enumerate() {
-            let published = self.judged.warm_up[s];
+            let (published, least) = (self.judged.warm_up[s], self.shortest(s));
             let replicas = part.workers.len();
-            let least = if self.mode.schedule.has_warm_up() { 0 } else { published };
             // A stage is not ahead of the one that feeds it.
             let fed = (least..=published.min(most / replicas).max(least)).rev().find(|&w| self.fits(s, w))?;
             most = fed.saturating_mul(replicas).saturating_add(replicas - 1);
@@ -99,12 +104,8 @@ impl<'a> Trial<'a> {
 
     /// The limit that it breaks, if any.
     pub(super) fn broken(&self) -> Option<String> {
-        let (limits, stages) = (&self.space.limits, self.stages.len());
-        if let Some(most) = limits.stages.filter(|most| stages > *most) {
-            return Some(format!("{stages} stages, {most} at most asked for"));
-        }
-        if limits.straight && self.is_replicated() {
-            return Some("one worker a stage asked for".to_string());
+        if let Some(broken) = self.space.limits.broken_by(&self.stages) {
+            return Some(broken);
         }
         let (used, all) = (self.wiring.stages.iter().map(Vec::len).sum::<usize>(), self.space.workers);
         if let Some(all) = all.filter(|all| used < *all) {
@@ -113,18 +114,12 @@ impl<'a> Trial<'a> {
         if self.start().is_some() {
             return None;
         }
-        let over = (0..stages).map(|s| (self.least_of(s), s)).find(|(held, s)| *held > self.room[*s]);
-        if let Some((held, s)) = over {
-            return Some(format!("a worker of stage {s} would hold {:.0} of {:.0} bytes", held.ceil(), self.room[s]));
-        }
-        Some("it needs more weight versions, or staler ones, than asked for".to_string())
+        Some(self.too_full(|s| self.least_of(s)).unwrap_or_else(|| TOO_STALE.to_string()))
     }
 
     /// Bytes that a worker of a stage holds at least.
     fn least_of(&self, s: usize) -> f64 {
-        let warm_up = if self.mode.schedule.has_warm_up() { 0 } else { self.judged.warm_up[s] };
-        let in_flight = self.mode.in_flight(warm_up, self.stages[s].workers.len());
-        self.memory(s, in_flight, self.mode.versions(warm_up))
+        self.memory_with(s, self.shortest(s))
     }
 
     /// Seconds per minibatch that no warm-up falls below.
@@ -197,7 +192,7 @@ impl<'a> Trial<'a> {
                 ..self.judged.clone()
             },
             seconds,
-            staleness: stages.clone().map(|s| most(s, |f| f.staleness)).collect(),
+            staleness: stages.map(|s| most(s, |f| f.staleness)).collect(),
             bottleneck: match waits > 0.01 {
                 true => format!("its stages wait {:.0} % of the time beyond what they must", 100.0 * waits),
                 false => self.bottleneck(),
@@ -208,13 +203,12 @@ impl<'a> Trial<'a> {
         // Of schedules without a warm-up of the plan's only the proof tells.
         let is_over = |limit: Option<usize>, found: &[usize]| limit.is_some_and(|most| found.iter().any(|f| *f > most));
         if is_over(self.space.versions, &choice.versions) || is_over(self.space.staleness, &choice.staleness) {
-            return Err(Error::plan("it needs more weight versions, or staler ones, than asked for"));
+            return Err(Error::plan(TOO_STALE));
         }
-        if let Some(s) = stages.into_iter().find(|&s| choice.judged.memory[s] > self.room[s]) {
-            let (held, room) = (choice.judged.memory[s].ceil(), self.room[s]);
-            return Err(Error::plan(format!("a worker of stage {s} would hold {held:.0} of {room:.0} bytes")));
+        match self.too_full(|s| choice.judged.memory[s]) {
+            Some(full) => Err(Error::plan(full)),
+            None => Ok(choice),
         }
-        Ok(choice)
     }
 }
 

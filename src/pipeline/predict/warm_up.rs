@@ -1,5 +1,5 @@
 //! How many minibatches each stage has in flight.
-use super::{Written, seconds_with};
+use super::{Run, Written};
 use crate::{
     Result,
     pipeline::{
@@ -26,19 +26,13 @@ const WORTH: f64 = 0.99;
 /// # Errors
 /// As for [`seconds_per_minibatch`](super::seconds_per_minibatch).
 pub fn warmed_up(kind: Kind, plan: Plan, costs: &Costs, micro_batches: usize, crowding: f64) -> Result<Plan> {
+    if !kind.has_warm_up() {
+        return Ok(plan);
+    }
     let published = plan.shape()?;
     let run = Run { kind, wiring: &plan.wiring(true), costs, micro_batches, crowding };
     let (warm_up, _) = run.warm_up(&published, 0.0, &|_| true)?;
     Ok(if warm_up == published.warm_up() { plan } else { plan.warmed_up(&warm_up) })
-}
-
-/// A schedule of stages whose warm-up is to be chosen.
-pub(in crate::pipeline) struct Run<'a> {
-    pub(in crate::pipeline) kind: Kind,
-    pub(in crate::pipeline) wiring: &'a Wiring,
-    pub(in crate::pipeline) costs: &'a Costs,
-    pub(in crate::pipeline) micro_batches: usize,
-    pub(in crate::pipeline) crowding: f64,
 }
 
 /// Seconds a minibatch with some warm-up, if it may be.
@@ -60,10 +54,7 @@ impl Run<'_> {
     ) -> Result<(Vec<usize>, f64)> {
         let (kind, start) = (self.kind, shape.warm_up());
         // To write out the messages of all that is tried, and to prove it, would take longer than all else.
-        let seconds = |shape: &Shape| {
-            let programs = Written::Compute;
-            seconds_with(kind, self.wiring, shape, self.costs, self.micro_batches, self.crowding, programs)
-        };
+        let seconds = |shape: &Shape| self.seconds(shape, Written::Compute);
         let first = seconds(shape)?;
         if !kind.has_warm_up() || first * WORTH <= bound {
             return Ok((start.to_vec(), first));
